@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kdissect.capture.inputs import InputFile
+from kdissect.capture.packet_reader import CURSOR
 from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan, make_plan
@@ -74,19 +77,19 @@ def _walks(walk: Callable[[Any], Any], groups: Sequence[Any]) -> list[list[Walke
 
 def _walked(file: InputFile, split_bytes: int) -> WalkedCapture:
     start = START_NS + int(file.path[-11:-5]) * FILE_NS
-    splits = tuple(
-        Split(
-            source=0, pos=pos, end=min(pos + split_bytes, file.size),
-            first_packet=pos // PACKET_BYTES + 1, packet_count=split_bytes // PACKET_BYTES,
-            format=1, little=1, interfaces=INTERFACES, interface_room=1, time_ns=start + pos,
-        )
-        for pos in range(0, file.size, split_bytes)
-    )  # fmt: skip
+    splits = []
+    for pos in range(0, file.size, split_bytes):
+        end = min(pos + split_bytes, file.size)
+        number = pos // PACKET_BYTES
+        cursor = np.zeros(1, CURSOR)
+        cursor["pos"], cursor["number"], cursor["time_ns"] = pos, number, start + pos
+        count = split_bytes // PACKET_BYTES
+        splits.append(Split(0, cursor.tobytes(), end, count, number + count, INTERFACES))
     info = CaptureInfo(
         0, file.path, "pcap", "none", ("ethernet",), start, start + FILE_NS,
         file.size // PACKET_BYTES, file.size,
     )  # fmt: skip
-    return WalkedCapture(file, info, file.size, splits, start)
+    return WalkedCapture(file, info, file.size, tuple(splits), start)
 
 
 if __name__ == "__main__":

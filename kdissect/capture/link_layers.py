@@ -3,10 +3,8 @@
 A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer. A
 function per kind of header checks that the header was captured, and returns what follows it:
 another layer, or the reason why the search ends. A turn moves forward or names the layer at the
-same place more closely, so the work is linear in the packet. Three positions are passed along:
-`pos`, the layer's first byte; `end`, the end of the captured bytes; `wire_end`, the end of the
-packet on the wire (larger if a snap length cut it). The lengths in IP headers reduce both ends,
-which removes Ethernet's padding.
+same place more closely, so the work is linear in the packet. A row of HEADERS has the place of the
+search. The lengths in IP headers reduce both of its ends, which removes Ethernet's padding.
 
 Sources:
 
@@ -18,10 +16,10 @@ Sources:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from kdissect.arrays import Bytes, Row
+from kdissect.capture.packet_reader import BAD_BLOCK, NO_INTERFACE, Reading
 from kdissect.jit import inlined, kernel, load_u8, part, read_u8, read_u16, read_u32
 
 # tcpdump.org's link type numbers
@@ -33,35 +31,43 @@ LINK_TYPE_NAMES = {
 }  # fmt: skip
 
 # Why a packet gives no segment. Larger reasons: 64 + IP protocol, 320 + link type.
-REASON_NAMES = (
-    "tcp", "arp", "not_ip", "ip_fragment", "udp", "headers_cut", "ip_malformed", "tcp_malformed",
-    "unknown_interface", "malformed_block", "tunnel_malformed", "tunnel_unknown",
-)  # fmt: skip
-(
-    TCP_FOUND, ARP, NOT_IP, IP_FRAGMENT, UDP, HEADERS_CUT, IP_MALFORMED, TCP_MALFORMED,
-    UNKNOWN_INTERFACE, MALFORMED_BLOCK, TUNNEL_MALFORMED, TUNNEL_UNKNOWN,
-) = range(12)  # fmt: skip
+TCP_FOUND, ARP, NOT_IP, IP_FRAGMENT, UDP, HEADERS_CUT, IP_MALFORMED, TCP_MALFORMED = range(8)
+UNKNOWN_INTERFACE, MALFORMED_BLOCK, TUNNEL_MALFORMED, TUNNEL_UNKNOWN = range(8, 12)
+REASON_NAMES = [
+    "tcp",
+    "arp",
+    "not_ip",
+    "ip_fragment",
+    "udp",
+    "headers_cut",
+    "ip_malformed",
+    "tcp_malformed",
+    "unknown_interface",
+    "malformed_block",
+    "tunnel_malformed",
+    "tunnel_unknown",
+]
 OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# What `find_tcp` fills.
+# The place of the search in a packet, and what `find_tcp` found there.
 HEADERS = np.dtype(
     [
+        ("pos", "i8"),  # of the layer; in the end of the TCP header, or of a fragment's bytes
+        ("end", "i8"),  # of the captured bytes
+        ("wire_end", "i8"),  # of the bytes on the wire: larger if a snap length cut the packet
+        ("ethertype", "i8"),  # of the layer
+        ("protocol", "i8"),  # IP's number of the layer
         ("address_pos", "i8"),  # of the two IP addresses
         ("is_ipv6", "i8"),
-        ("tcp_pos", "i8"),  # of the TCP header
-        ("end", "i8"),  # of the captured bytes
-        ("wire_end", "i8"),  # of the bytes on the wire
         ("network", "i8"),  # 1 + the innermost VXLAN or GENEVE network id, or 0
         ("ip_id", "i8"),
         ("tcp_header", "i8"),  # its bytes; 0 if it is cut or malformed: only its ports are known
         # of an IP fragment:
-        ("fragment_pos", "i8"),  # of its bytes
-        ("fragment_offset", "i8"),  # their position in the datagram
+        ("fragment_offset", "i8"),  # the position of its bytes in the datagram
         ("more_fragments", "i8"),  # 0 in the last fragment
         ("fragment_id", "i8"),
-        ("protocol", "i8"),
     ]
 )
 
@@ -77,9 +83,8 @@ TCP_NEEDED = 16  # bytes of a TCP header up to its window
 
 # What can follow a header: a reason (below REASON_COUNT), or one of these layers. ETHERTYPE: the
 # layer of the ethertype. PROTOCOL: the layer of IP's protocol number. IP: of either version.
-(
-    _L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL,
-) = range(REASON_COUNT, REASON_COUNT + 6)  # fmt: skip
+_LAYERS = range(REASON_COUNT, REASON_COUNT + 6)
+_L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL = _LAYERS
 
 
 def reason_name(reason: int) -> str:
@@ -93,326 +98,352 @@ def reason_name(reason: int) -> str:
 
 
 @part
-def _short(pos: Any, wire_end: Any, need: Any, malformed: Any) -> Any:
-    """The reason for an incomplete header: cut off by the capture, or malformed on the wire."""
-    return HEADERS_CUT if wire_end - pos >= need else malformed
+def _lacks(at: Row, need: int) -> bool:
+    """Return whether fewer than `need` bytes of the layer were captured."""
+    return at["end"] - at["pos"] < need
 
 
 @part
-def _is_ethertype(number: Any) -> Any:
+def _short(at: Row, need: int, malformed: int) -> int:
+    """The reason for an incomplete header: cut off by the capture, or malformed on the wire."""
+    return HEADERS_CUT if at["wire_end"] - at["pos"] >= need else malformed
+
+
+@part
+def _after(at: Row, size: int, following: int) -> int:
+    """Move behind a header; returns what follows."""
+    at["pos"] += size
+    return following
+
+
+@part
+def _is_ethertype(number: int) -> bool:
     """Return whether an ethertype is plausible in a pseudowire's Ethernet frame: IP, a VLAN tag,
     ARP."""
     return number in (_P_IPV4, _P_IPV6, _P_VLAN, _P_SERVICE_VLAN, _P_ARP)
 
 
 @part
-def _link_header(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any) -> Any:
-    """Read the header of the capture's link type; returns (what follows, pos, ethertype)."""
+def _link_header(buf: Bytes, at: Row, link_type: int) -> int:
+    """Read the header of the capture's link type; returns what follows."""
+    pos = at["pos"]
     if link_type == ETHERNET:
-        return _L_ETHERNET, pos, 0
+        return _L_ETHERNET
     if link_type == SLL:
         # tcpdump.org, LINKTYPE_LINUX_SLL: 16 bytes; the last two are the ethertype.
-        if end - pos < 16:
-            return _short(pos, wire_end, 16, NOT_IP), pos, 0
-        return _L_ETHERTYPE, pos + 16, read_u16(buf, pos + 14)
+        if _lacks(at, 16):
+            return _short(at, 16, NOT_IP)
+        at["ethertype"] = read_u16(buf, pos + 14)
+        return _after(at, 16, _L_ETHERTYPE)
     if link_type == SLL2:
         # tcpdump.org, LINKTYPE_LINUX_SLL2: 20 bytes; the first two are the ethertype.
-        if end - pos < 20:
-            return _short(pos, wire_end, 20, NOT_IP), pos, 0
-        return _L_ETHERTYPE, pos + 20, read_u16(buf, pos)
+        if _lacks(at, 20):
+            return _short(at, 20, NOT_IP)
+        at["ethertype"] = read_u16(buf, pos)
+        return _after(at, 20, _L_ETHERTYPE)
     if link_type in (NULL, LOOP):
-        if end - pos < 4:
-            return _short(pos, wire_end, 4, NOT_IP), pos, 0
+        if _lacks(at, 4):
+            return _short(at, 4, NOT_IP)
         # An address family: big-endian in LOOP, in the capturing machine's byte order in NULL; all
         # values are small.
         family = read_u32(buf, pos)
         if family > 0xFFFF:
             family = read_u8(buf, pos) | (read_u8(buf, pos + 1) << 8)
         if family == 2:  # AF_INET on all systems
-            return _L_IPV4, pos + 4, 0
+            return _after(at, 4, _L_IPV4)
         if family in (10, 24, 28, 30):  # AF_INET6 of Linux, NetBSD, FreeBSD, macOS
-            return _L_IPV6, pos + 4, 0
-        return NOT_IP, pos, 0
+            return _after(at, 4, _L_IPV6)
+        return NOT_IP
     if link_type in (RAW, RAW_BSD, RAW_OPENBSD, IPV4):
-        return _L_IP, pos, 0
+        return _L_IP
     if link_type == IPV6:
-        return _L_IPV6, pos, 0
-    return OTHER_LINK_TYPE + link_type, pos, 0
+        return _L_IPV6
+    return OTHER_LINK_TYPE + link_type
 
 
 @part
-def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a stack of MPLS labels (RFC 3032); returns (what follows, pos)."""
+def _ethernet(buf: Bytes, at: Row) -> int:
+    """Read an Ethernet header (IEEE 802.3): two addresses of 6 bytes, then the ethertype or a
+    length."""
+    if _lacks(at, 14):
+        return _short(at, 14, NOT_IP)
+    at["ethertype"] = read_u16(buf, at["pos"] + 12)
+    return _after(at, 14, _L_ETHERTYPE)
+
+
+@part
+def _mpls(buf: Bytes, at: Row) -> int:
+    """Read a stack of MPLS labels (RFC 3032); returns what follows."""
     # An entry is label (20 bits), traffic class (3), bottom of stack (1), TTL (8).
     is_bottom = 0
     while is_bottom == 0:
-        if end - pos < 4:
-            return _short(pos, wire_end, 4, TUNNEL_MALFORMED), pos
-        is_bottom = read_u8(buf, pos + 2) & 1
-        pos += 4
-    if end - pos < 1:
-        return _short(pos, wire_end, 1, TUNNEL_MALFORMED), pos
+        if _lacks(at, 4):
+            return _short(at, 4, TUNNEL_MALFORMED)
+        is_bottom = read_u8(buf, at["pos"] + 2) & 1
+        at["pos"] += 4
+    if _lacks(at, 1):
+        return _short(at, 1, TUNNEL_MALFORMED)
     # Labels do not name their payload. The first nibble distinguishes IP from the rest (RFC 4928).
-    nibble = read_u8(buf, pos) >> 4
+    nibble = read_u8(buf, at["pos"]) >> 4
     if nibble in (4, 6):
-        return _L_IP, pos
+        return _L_IP
     # Ethernet over MPLS (RFC 4448); its control word is optional.
-    if end - pos >= 14 and _is_ethertype(read_u16(buf, pos + 12)):
-        return _L_ETHERNET, pos
+    if not _lacks(at, 14) and _is_ethertype(read_u16(buf, at["pos"] + 12)):
+        return _L_ETHERNET
     if nibble == 0:  # a pseudowire's control word (RFC 4385), then Ethernet
-        return _L_ETHERNET, pos + 4
-    return TUNNEL_UNKNOWN, pos
+        return _after(at, 4, _L_ETHERNET)
+    return TUNNEL_UNKNOWN
 
 
 @part
-def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> Any:
-    """Read what an ethertype announces; returns (what follows, pos, ethertype)."""
+def _ethertype(buf: Bytes, at: Row) -> int:
+    """Read what an ethertype announces; returns what follows."""
+    ethertype = at["ethertype"]
     if ethertype == _P_IPV4:
-        return _L_IPV4, pos, ethertype
+        return _L_IPV4
     if ethertype == _P_IPV6:
-        return _L_IPV6, pos, ethertype
+        return _L_IPV6
     # IEEE 802.1Q: a tag of two bytes, then the next ethertype. Tags may be stacked (802.1ad).
     if ethertype in (_P_VLAN, _P_SERVICE_VLAN, _P_OLD_SERVICE_VLAN):
-        if end - pos < 4:
-            return _short(pos, wire_end, 4, NOT_IP), pos, ethertype
-        return _L_ETHERTYPE, pos + 4, read_u16(buf, pos + 2)
+        if _lacks(at, 4):
+            return _short(at, 4, NOT_IP)
+        at["ethertype"] = read_u16(buf, at["pos"] + 2)
+        return _after(at, 4, _L_ETHERTYPE)
     if ethertype in (_P_MPLS, _P_MPLS_MULTICAST):
-        following, pos = _mpls(buf, pos, end, wire_end)
-        return following, pos, ethertype
+        return _mpls(buf, at)
     if ethertype == _P_BRIDGED:  # Ethernet within GENEVE, NVGRE (RFC 7637) or GRE
-        return _L_ETHERNET, pos, ethertype
+        return _L_ETHERNET
     if ethertype == _P_ARP:
-        return ARP, pos, ethertype
-    return NOT_IP, pos, ethertype
+        return ARP
+    return NOT_IP
 
 
 @part
-def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read an IPv4 header (RFC 791, 3.1); returns (what follows, pos, end, wire_end, protocol)."""
-    if end - pos < 20:
-        return _short(pos, wire_end, 20, IP_MALFORMED), pos, end, wire_end, 0
+def _ipv4(buf: Bytes, at: Row) -> int:
+    """Read an IPv4 header (RFC 791, 3.1); returns what follows."""
+    pos = at["pos"]
+    if _lacks(at, 20):
+        return _short(at, 20, IP_MALFORMED)
     ip_version = read_u8(buf, pos) >> 4
     if ip_version == 6:
-        return _L_IPV6, pos, end, wire_end, 0
+        return _L_IPV6
     size = (read_u8(buf, pos) & 15) * 4  # IHL counts 4-byte words, with the options
     total = read_u16(buf, pos + 2)
     if ip_version != 4 or size < 20 or 0 < total < size:
-        return IP_MALFORMED, pos, end, wire_end, 0
+        return IP_MALFORMED
     if total > 0:  # 0 if the network card segments the packet later (TSO)
-        wire_end = pos + total
-        end = min(end, wire_end)
-    if end - pos < size:
-        return _short(pos, wire_end, size, IP_MALFORMED), pos, end, wire_end, 0
-    headers["address_pos"] = pos + 12
-    headers["is_ipv6"] = 0
-    headers["ip_id"] = read_u16(buf, pos + 4)
-    protocol = read_u8(buf, pos + 9)
-    fragment = read_u16(buf, pos + 6)
-    pos += size
+        at["wire_end"] = pos + total
+        at["end"] = min(at["end"], pos + total)
+    if _lacks(at, size):
+        return _short(at, size, IP_MALFORMED)
+    at["address_pos"] = pos + 12
+    at["is_ipv6"] = 0
+    at["ip_id"] = read_u16(buf, pos + 4)
+    at["protocol"] = read_u8(buf, pos + 9)
     # RFC 791, 3.1: three flags (0x2000: more fragments), then the offset in units of 8 bytes.
+    fragment = read_u16(buf, pos + 6)
     if fragment & 0x3FFF:
-        headers["fragment_pos"] = pos
-        headers["end"] = end
-        headers["wire_end"] = wire_end
-        headers["fragment_offset"] = (fragment & 0x1FFF) * 8
-        headers["more_fragments"] = fragment & 0x2000
-        headers["fragment_id"] = headers["ip_id"]
-        headers["protocol"] = protocol
-        return IP_FRAGMENT, pos, end, wire_end, protocol
-    return _L_PROTOCOL, pos, end, wire_end, protocol
+        at["fragment_offset"] = (fragment & 0x1FFF) * 8
+        at["more_fragments"] = fragment & 0x2000
+        at["fragment_id"] = at["ip_id"]
+        return _after(at, size, IP_FRAGMENT)
+    return _after(at, size, _L_PROTOCOL)
 
 
 @part
-def _ipv6(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read an IPv6 header (RFC 8200, 3); returns (what follows, pos, end, wire_end, protocol)."""
-    if end - pos < 40:
-        return _short(pos, wire_end, 40, IP_MALFORMED), pos, end, wire_end, 0
+def _ipv6(buf: Bytes, at: Row) -> int:
+    """Read an IPv6 header (RFC 8200, 3); returns what follows."""
+    pos = at["pos"]
+    if _lacks(at, 40):
+        return _short(at, 40, IP_MALFORMED)
     if read_u8(buf, pos) >> 4 != 6:
-        return IP_MALFORMED, pos, end, wire_end, 0
+        return IP_MALFORMED
     length = read_u16(buf, pos + 4)
     if length > 0:  # 0 for a jumbogram (RFC 2675), or if the network card segments the packet later
-        wire_end = pos + 40 + length
-        end = min(end, wire_end)
-    headers["address_pos"] = pos + 8
-    headers["is_ipv6"] = 1
-    headers["ip_id"] = 0
-    return _L_PROTOCOL, pos + 40, end, wire_end, read_u8(buf, pos + 6)
+        at["wire_end"] = pos + 40 + length
+        at["end"] = min(at["end"], pos + 40 + length)
+    at["address_pos"] = pos + 8
+    at["is_ipv6"] = 1
+    at["ip_id"] = 0
+    at["protocol"] = read_u8(buf, pos + 6)
+    return _after(at, 40, _L_PROTOCOL)
 
 
 @part
-def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, headers: Any) -> Any:
-    """Read an IPv6 extension header (RFC 8200, 4) or AH; returns (what follows, pos, protocol)."""
-    if end - pos < 8:
-        return _short(pos, wire_end, 8, IP_MALFORMED), pos, protocol
-    next_header = read_u8(buf, pos)
+def _extension(buf: Bytes, at: Row) -> int:
+    """Read an IPv6 extension header (RFC 8200, 4) or AH; returns what follows."""
+    pos, protocol = at["pos"], at["protocol"]
+    if _lacks(at, 8):
+        return _short(at, 8, IP_MALFORMED)
     length = read_u8(buf, pos + 1)
     if protocol == _FRAGMENT:
-        # RFC 8200, 4.5: offset (13 bits, units of 8 bytes), 2 reserved bits, more fragments; then
-        # the id. If offset and flag are 0 it is an atomic fragment (RFC 6946), a complete packet.
-        fragment = read_u16(buf, pos + 2)
-        if fragment & 0xFFF9:
-            headers["fragment_pos"] = pos + 8
-            headers["end"] = end
-            headers["wire_end"] = wire_end
-            headers["fragment_offset"] = fragment & 0xFFF8
-            headers["more_fragments"] = fragment & 1
-            headers["fragment_id"] = read_u32(buf, pos + 4)
-            headers["protocol"] = next_header
-            return IP_FRAGMENT, pos, protocol
         size = 8
     elif protocol == _AUTHENTICATION:
         size = (length + 2) * 4  # RFC 4302, 2.2: length in 4-byte words, minus 2
     else:
         size = (length + 1) * 8  # RFC 8200, 4.3: length in 8-byte units, without the first
-    if end - pos < size:
-        return _short(pos, wire_end, size, IP_MALFORMED), pos, protocol
-    return _L_PROTOCOL, pos + size, next_header
+    if _lacks(at, size):
+        return _short(at, size, IP_MALFORMED)
+    at["protocol"] = read_u8(buf, pos)
+    if protocol == _FRAGMENT:
+        # RFC 8200, 4.5: offset (13 bits, units of 8 bytes), 2 reserved bits, more fragments; then
+        # the id. If offset and flag are 0 it is an atomic fragment (RFC 6946), a complete packet.
+        fragment = read_u16(buf, pos + 2)
+        if fragment & 0xFFF9:
+            at["fragment_offset"] = fragment & 0xFFF8
+            at["more_fragments"] = fragment & 1
+            at["fragment_id"] = read_u32(buf, pos + 4)
+            return _after(at, size, IP_FRAGMENT)
+    return _after(at, size, _L_PROTOCOL)
 
 
 @part
-def _tcp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Record position and size of the TCP header (RFC 9293, 3.1); returns a reason."""
-    if end - pos < 4:
-        return _short(pos, wire_end, 4, TCP_MALFORMED)
+def _tcp(buf: Bytes, at: Row) -> int:
+    """Record the size of the TCP header (RFC 9293, 3.1); returns a reason."""
+    if _lacks(at, 4):
+        return _short(at, 4, TCP_MALFORMED)
     size = 0
-    if end - pos >= TCP_NEEDED:
-        size = (read_u8(buf, pos + 12) >> 4) * 4  # data offset, in 4-byte words
+    if not _lacks(at, TCP_NEEDED):
+        size = (read_u8(buf, at["pos"] + 12) >> 4) * 4  # data offset, in 4-byte words
     # RFC 9293, 3.1: at least 5 words; the header lies inside the packet
-    if size < 20 or size > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
-        size = 0
-    headers["tcp_header"] = size
-    headers["tcp_pos"] = pos
-    headers["end"] = end
-    headers["wire_end"] = wire_end
+    room = at["wire_end"] - at["pos"]
+    at["tcp_header"] = size if 20 <= size <= room <= 0x7FFFFFFF else 0
     return TCP_FOUND
 
 
 @part
-def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read a UDP header and the tunnel that its ports announce; returns (what follows, pos,
-    ethertype)."""
-    if end - pos < 8:
-        return _short(pos, wire_end, 8, UDP), pos, 0
+def _udp(buf: Bytes, at: Row) -> int:
+    """Read a UDP header and the tunnel that its ports announce; returns what follows."""
+    pos = at["pos"]
+    if _lacks(at, 8):
+        return _short(at, 8, UDP)
     # A tunnel is recognised by the destination port, else by the source port.
     port = read_u16(buf, pos + 2)
     if port not in TUNNEL_PORTS:
         port = read_u16(buf, pos)
         if port not in TUNNEL_PORTS:
-            return UDP, pos, 0
+            return UDP
     if port == _MPLS_PORT:  # RFC 7510
-        return _L_ETHERTYPE, pos + 8, _P_MPLS
-    if end - pos < 16:
-        return _short(pos, wire_end, 16, UDP), pos, 0
+        at["ethertype"] = _P_MPLS
+        return _after(at, 8, _L_ETHERTYPE)
+    if _lacks(at, 16):
+        return _short(at, 16, UDP)
     flags = read_u8(buf, pos + 8)
     if port == _GENEVE_PORT:
         # RFC 8926, 3.4: version (2 bits) and length of options (6 bits, in 4-byte words), flags,
         # ethertype of the payload, network id (24 bits), a reserved byte.
         if flags >> 6 != 0:  # another version
-            return TUNNEL_UNKNOWN, pos, 0
+            return TUNNEL_UNKNOWN
         following = _L_ETHERTYPE
-        ethertype = read_u16(buf, pos + 10)
+        at["ethertype"] = read_u16(buf, pos + 10)
         size = 16 + (flags & 63) * 4
-        if end - pos < size:
-            return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos, 0
+        if _lacks(at, size):
+            return _short(at, size, TUNNEL_MALFORMED)
     else:
         # RFC 7348, 5: flags (8: the network id is valid), 3 reserved bytes, the id (24 bits), a
         # reserved byte; then Ethernet. Linux used port 8472 before 4789 was assigned.
         if flags & 8 == 0 and port == _VXLAN_PORT_OLD:
-            return UDP, pos, 0  # no network id: another protocol uses this port
+            return UDP  # no network id: another protocol uses this port
         following = _L_ETHERNET
-        ethertype = 0
         size = 16
-    headers["network"] = 1 + (read_u32(buf, pos + 12) >> 8)
-    return following, pos + size, ethertype
+    at["network"] = 1 + (read_u32(buf, pos + 12) >> 8)
+    return _after(at, size, following)
 
 
 @part
-def _gre(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a GRE header (RFC 2784, 2), and ERSPAN's after it; returns (what follows, pos,
-    ethertype)."""
-    if end - pos < 4:
-        return _short(pos, wire_end, 4, TUNNEL_MALFORMED), pos, 0
-    flags = read_u16(buf, pos)
-    ethertype = read_u16(buf, pos + 2)
+def _gre(buf: Bytes, at: Row) -> int:
+    """Read a GRE header (RFC 2784, 2), and ERSPAN's after it; returns what follows."""
+    if _lacks(at, 4):
+        return _short(at, 4, TUNNEL_MALFORMED)
+    flags = read_u16(buf, at["pos"])
+    at["ethertype"] = read_u16(buf, at["pos"] + 2)
     # Source routes (RFC 1701, obsolete) or another version (1 is PPTP, RFC 2637).
     if flags & 0x4007:
-        return TUNNEL_UNKNOWN, pos, ethertype
+        return TUNNEL_UNKNOWN
     # Checksum (RFC 2784), key and sequence number (RFC 2890): 4 bytes each if their bits are set.
     size = 4 + 4 * ((flags >> 15) + ((flags >> 13) & 1) + ((flags >> 12) & 1))
     following = _L_ETHERTYPE
-    if ethertype == _P_ERSPAN_2:
+    if at["ethertype"] == _P_ERSPAN_2:
         size += 8 if flags & 0x1000 else 0  # type I has no sequence number and no header
         following = _L_ETHERNET
-    elif ethertype == _P_ERSPAN_3:
-        if end - pos < size + 12:
-            return _short(pos, wire_end, size + 12, TUNNEL_MALFORMED), pos, ethertype
+    elif at["ethertype"] == _P_ERSPAN_3:
+        if _lacks(at, size + 12):
+            return _short(at, size + 12, TUNNEL_MALFORMED)
         # The last bit says whether 8 platform-specific bytes follow the header.
-        size += 20 if read_u8(buf, pos + size + 11) & 1 else 12
+        size += 20 if read_u8(buf, at["pos"] + size + 11) & 1 else 12
         following = _L_ETHERNET
-    if end - pos < size:
-        return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos, ethertype
-    return following, pos + size, ethertype
+    if _lacks(at, size):
+        return _short(at, size, TUNNEL_MALFORMED)
+    return _after(at, size, following)
 
 
 @inlined
-def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, headers: Any) -> Any:
-    """TCP_FOUND with `headers` filled, or the reason why there is no TCP header.
+def find_tcp(buf: Bytes, at: Row, link_type: int) -> int:
+    """TCP_FOUND with `at` filled, or the reason why there is no TCP header.
 
-    buf[pos:end] is the captured packet; wire_end >= end is where it ended on the wire. headers: a
-    row of HEADERS. At least 4 bytes of the TCP header were captured, and TCP_NEEDED bytes if
-    `tcp_header` is not 0.
+    at: a row of HEADERS with the positions of the packet; wire_end >= end. At least 4 bytes of the
+    TCP header were captured, and TCP_NEEDED bytes if `tcp_header` is not 0.
     """
-    headers["network"] = 0
-    protocol = 0
-    following, pos, ethertype = _link_header(buf, pos, end, wire_end, link_type)
+    at["network"] = 0
+    following = _link_header(buf, at, link_type)
     while following >= REASON_COUNT:
+        protocol = at["protocol"]
         if following == _L_ETHERNET:
-            # IEEE 802.3: two addresses of 6 bytes, then the ethertype or a length.
-            if end - pos < 14:
-                return _short(pos, wire_end, 14, NOT_IP)
-            ethertype = read_u16(buf, pos + 12)
-            pos += 14
-            following = _L_ETHERTYPE
+            following = _ethernet(buf, at)
         elif following == _L_ETHERTYPE:
-            following, pos, ethertype = _ethertype(buf, pos, end, wire_end, ethertype)
+            following = _ethertype(buf, at)
         elif following == _L_IP:
-            if end - pos < 1:
-                return _short(pos, wire_end, 1, IP_MALFORMED)
-            following = _L_IPV6 if read_u8(buf, pos) >> 4 == 6 else _L_IPV4
+            if _lacks(at, 1):
+                return _short(at, 1, IP_MALFORMED)
+            following = _L_IPV6 if read_u8(buf, at["pos"]) >> 4 == 6 else _L_IPV4
         elif following == _L_IPV4:
-            following, pos, end, wire_end, protocol = _ipv4(buf, pos, end, wire_end, headers)
+            following = _ipv4(buf, at)
         elif following == _L_IPV6:
-            following, pos, end, wire_end, protocol = _ipv6(buf, pos, end, wire_end, headers)
+            following = _ipv6(buf, at)
         elif protocol == _TCP:
-            return _tcp(buf, pos, end, wire_end, headers)
+            return _tcp(buf, at)
         elif protocol == _UDP:
-            following, pos, ethertype = _udp(buf, pos, end, wire_end, headers)
+            following = _udp(buf, at)
         elif protocol == _GRE:
-            following, pos, ethertype = _gre(buf, pos, end, wire_end)
+            following = _gre(buf, at)
         elif protocol == _IPIP:  # RFC 2003
             following = _L_IPV4
         elif protocol == _IP6IP:  # RFC 2473, 4213
             following = _L_IPV6
         elif protocol == _MPLS:  # RFC 4023
-            ethertype = _P_MPLS
-            following = _L_ETHERTYPE
+            following = _mpls(buf, at)
         elif protocol == _AUTHENTICATION or (
-            headers["is_ipv6"] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
+            at["is_ipv6"] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
         ):
-            following, pos, protocol = _extension(buf, pos, end, wire_end, protocol, headers)
+            following = _extension(buf, at)
         else:
             return OTHER_PROTOCOL + protocol
     return following
 
 
+@inlined
+def find_headers(reading: Reading, at: Row) -> int:
+    """`find_tcp` for the packet that was read last."""
+    cursor = reading.cursor
+    interface = cursor["interface"]
+    if interface == NO_INTERFACE:
+        return UNKNOWN_INTERFACE
+    if interface == BAD_BLOCK:
+        return MALFORMED_BLOCK
+    at["pos"] = cursor["data_pos"]
+    at["end"] = cursor["data_pos"] + cursor["captured"]
+    at["wire_end"] = cursor["data_pos"] + max(cursor["captured"], cursor["length"])
+    return find_tcp(reading.data, at, reading.interfaces["link_type"][interface])
+
+
 @kernel
-def find_option(address: Any, size: Any, wanted: Any, length: Any) -> Any:
+def find_option(address: np.uint64, size: int, wanted: int, length: int) -> int:
     """Position of the last TCP option of this kind and length; -1 if there is none.
 
     The options are `size` bytes at the address. A list ends at an impossible length.
     """
-    found = np.int64(-1)
-    pos = np.int64(0)
+    found = -1
+    pos = 0
     while pos < size:
         # RFC 9293, 3.1: option kind 0 ends the list, 1 is padding of one byte; others have a length
         kind = load_u8(address + np.uint64(pos))

@@ -9,9 +9,9 @@ Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
   of other types are skipped by their length. Wireshark numbers some of those as frames (NUMBERED),
   so they are counted.
 
-A CURSOR has the position of the next record and all state that is needed to read it. A step moves
-the cursor past one packet and fills a PACKET. Interfaces are rows of a table; a pcap file has one
-row, so later code need not distinguish the formats.
+A CURSOR has the position of the next record, all state that is needed to read it, and the packet
+before it. A step moves the cursor past one packet. Interfaces are rows of a table; a pcap file has
+one row, so later code need not distinguish the formats.
 
 A step that needs more room returns ROOM_NEEDED without moving: the caller enlarges the table and
 steps again.
@@ -19,11 +19,11 @@ steps again.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bytes, Row, Rows
 from kdissect.jit import inlined, read_u8, read_u16, read_u32
 
 CURSOR = np.dtype(
@@ -34,25 +34,36 @@ CURSOR = np.dtype(
         ("little", "i8"),  # 1 when the section is little-endian
         ("section_base", "i8"),  # first interface row of the section
         ("interface_count", "i8"),  # rows so far
-        ("time_ns", "i8"),  # of the last packet, because a simple packet block has no time
         ("secret_count", "i8"),  # rows in the table of secrets; -1: do not collect secrets
         ("fault", "i8"),  # why the last step failed
         ("needed", "i8"),  # after CUT: bytes that the record needs
-        ("other_count", "i8"),  # records so far that only Wireshark numbers as frames
+        ("packet_count", "i8"),  # packets so far
+        ("number", "i8"),  # frames so far, as Wireshark counts: packets, and blocks of NUMBERED
+        # the last packet:
+        ("data_pos", "i8"),
+        ("captured", "i8"),
+        ("length", "i8"),
+        ("time_ns", "i8"),  # a simple packet block has the time of the packet before
+        ("interface", "i8"),
     ]
 )
 PCAP, PCAPNG = 0, 1
-
-PACKET = np.dtype(
-    [(name, "i8") for name in ("data_pos", "captured", "length", "time_ns", "interface",
-                               "record_pos")]
-)  # fmt: skip
 NO_INTERFACE, BAD_BLOCK = -1, -2  # values of `interface` for a packet that cannot be dissected
 
 INTERFACE = np.dtype(
     [(name, "i8") for name in ("link_type", "snap_length", "resolution", "time_offset_s")]
 )
 SECRET = np.dtype([("kind", "i8"), ("pos", "i8"), ("size", "i8")])  # of the bytes of a key log
+
+
+class Reading(NamedTuple):
+    """A capture that is being read: its bytes, CURSOR, INTERFACE[n] and SECRET[n]."""
+
+    data: Bytes
+    cursor: Row
+    interfaces: Rows
+    secrets: Rows
+
 
 # Outcomes of a step.
 STEP_PACKET, STEP_END, STEP_CUT, STEP_BAD, STEP_ROOM_NEEDED = range(5)
@@ -92,8 +103,9 @@ INTERFACE_BLOCK, OLD_PACKET_BLOCK, SIMPLE_BLOCK, ENHANCED_BLOCK, SECRETS_BLOCK =
 JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK = 9, 0x00000BAD, 0x40000BAD
 SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE = 0x204, 0x216, 0x221
 NUMBERED = (
-    JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK, SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE,
-)  # fmt: skip
+    *(JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK),
+    *(SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE),
+)
 BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED = 0x1A2B3C4D, 0x4D3C2B1A
 BLOCK_SIZE_MIN = 12  # type, length, length again
 OPTION_END, OPTION_RESOLUTION, OPTION_TIME_OFFSET = 0, 9, 14
@@ -101,14 +113,14 @@ DEFAULT_RESOLUTION = 6
 
 
 @inlined
-def word16(buf: Any, pos: Any, little: Any) -> Any:
+def word16(buf: Bytes, pos: int, little: int) -> int:
     """The unsigned 16-bit integer at `pos`, in the section's byte order."""
     value = read_u16(buf, pos)
     return ((value & 0xFF) << 8) | (value >> 8) if little else value
 
 
 @inlined
-def word32(buf: Any, pos: Any, little: Any) -> Any:
+def word32(buf: Bytes, pos: int, little: int) -> int:
     """The unsigned 32-bit integer at `pos`, in the section's byte order."""
     value = read_u32(buf, pos)
     if little:
@@ -122,7 +134,7 @@ def word32(buf: Any, pos: Any, little: Any) -> Any:
 
 
 @inlined
-def signed64(buf: Any, pos: Any, little: Any) -> Any:
+def signed64(buf: Bytes, pos: int, little: int) -> int:
     """The signed 64-bit integer at `pos`, in the section's byte order."""
     first, second = word32(buf, pos, little), word32(buf, pos + 4, little)
     high, low = (second, first) if little else (first, second)
@@ -132,7 +144,7 @@ def signed64(buf: Any, pos: Any, little: Any) -> Any:
 
 
 @inlined
-def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
+def to_ns(high: int, low: int, resolution: int, offset_s: int) -> int:
     """Nanoseconds since 1970 of a 64-bit tick count, given as two 32-bit halves.
 
     `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n if the top bit is set.
@@ -160,18 +172,19 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
         ns = ticks // _POWERS[exponent - 9] % _SECOND
     else:  # with finer ticks a 64-bit count is less than a nanosecond
         ns = np.uint64(0)
-    total_s = np.int64(min(seconds, np.uint64(_SECONDS_MAX)))
+    total_s = int(np.int64(min(seconds, np.uint64(_SECONDS_MAX))))
     total_s += max(min(offset_s, _SECONDS_MAX), -_SECONDS_MAX)
     if total_s > TIME_MAX // SECOND_NS - 1:
         return TIME_MAX
     if total_s < TIME_MIN // SECOND_NS + 1:
         return TIME_MIN
-    return total_s * SECOND_NS + np.int64(ns)
+    return total_s * SECOND_NS + int(np.int64(ns))
 
 
 @inlined
-def _pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
+def _pcap_step(reading: Reading) -> int:
     """Read one record at the cursor and move past it; returns the outcome."""
+    buf, cursor, interfaces, _ = reading
     pos = cursor["pos"]
     left = cursor["end"] - pos
     if left == 0:
@@ -187,24 +200,25 @@ def _pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
         return STEP_CUT
     scale = 1 if interfaces["resolution"][0] == 9 else 1000
     time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
-    packet["record_pos"] = pos
-    packet["data_pos"] = pos + RECORD_HEADER_SIZE
-    packet["captured"] = captured
-    packet["length"] = word32(buf, pos + 12, little)
-    packet["time_ns"] = time_ns
-    packet["interface"] = 0
+    cursor["data_pos"] = pos + RECORD_HEADER_SIZE
+    cursor["captured"] = captured
+    cursor["length"] = word32(buf, pos + 12, little)
     cursor["time_ns"] = time_ns
+    cursor["interface"] = 0
     cursor["pos"] = pos + RECORD_HEADER_SIZE + captured
     return STEP_PACKET
 
 
 @inlined
-def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, row: Any) -> Any:
-    """Read an interface block's body and options, buf[pos:end], into a row of the table."""
+def _add_interface(reading: Reading, pos: int, end: int) -> None:
+    """Read an interface block's body and options, data[pos:end], into the next row."""
+    buf, cursor, interfaces, _ = reading
+    little, row = cursor["little"], cursor["interface_count"]
     interfaces["link_type"][row] = word16(buf, pos, little)
     interfaces["snap_length"][row] = word32(buf, pos + 4, little)
     interfaces["resolution"][row] = DEFAULT_RESOLUTION
     interfaces["time_offset_s"][row] = 0
+    cursor["interface_count"] = row + 1
     option = pos + 8
     # draft-ietf-opsawg-pcapng, 3.5: options of code, length and value, padded to 4 bytes
     while option + 4 <= end:
@@ -221,21 +235,18 @@ def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, ro
 
 
 @inlined
-def read_packet_block(
-    buf: Any, pos: Any, kind: Any, room: Any, cursor: Any, interfaces: Any, packet: Any
-) -> Any:
-    """Fill `packet` from the packet block at `pos` with a body of `room` bytes.
+def _read_packet_block(reading: Reading, pos: int, kind: int, room: int) -> None:
+    """Read the packet block at `pos`, which has a body of `room` bytes.
 
-    Of a faulty block, INTERFACE is BAD_BLOCK or NO_INTERFACE.
+    Of a faulty block, `interface` is BAD_BLOCK or NO_INTERFACE.
     """
+    buf, cursor, interfaces, _ = reading
     little = cursor["little"]
     interface_count = cursor["interface_count"] - cursor["section_base"]
-    packet["record_pos"] = pos
-    packet["data_pos"] = pos + 8
-    packet["captured"] = 0
-    packet["length"] = 0
-    packet["time_ns"] = cursor["time_ns"]
-    packet["interface"] = BAD_BLOCK
+    cursor["data_pos"] = pos + 8
+    cursor["captured"] = 0
+    cursor["length"] = 0
+    cursor["interface"] = BAD_BLOCK
     fixed = 4 if kind == SIMPLE_BLOCK else 20
     if room < fixed:
         return
@@ -256,27 +267,27 @@ def read_packet_block(
         length = word32(buf, pos + 24, little)
         if captured > room - fixed:
             return
-    packet["data_pos"] = pos + 8 + fixed
-    packet["captured"] = captured
-    packet["length"] = length
+    cursor["data_pos"] = pos + 8 + fixed
+    cursor["captured"] = captured
+    cursor["length"] = length
     if interface >= interface_count:
-        packet["interface"] = NO_INTERFACE
+        cursor["interface"] = NO_INTERFACE
         return
     row = cursor["section_base"] + interface
-    packet["interface"] = row
+    cursor["interface"] = row
     if kind != SIMPLE_BLOCK:
-        packet["time_ns"] = to_ns(
+        cursor["time_ns"] = to_ns(
             word32(buf, pos + 12, little),
             word32(buf, pos + 16, little),
             interfaces["resolution"][row],
             interfaces["time_offset_s"][row],
         )
-        cursor["time_ns"] = packet["time_ns"]
 
 
 @inlined
-def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any:
+def _add_secrets(reading: Reading, pos: int, room: int) -> None:
     """Record where the bytes of a decryption secrets block lie, unless its length is wrong."""
+    buf, cursor, _, secrets = reading
     if room < 8:
         return
     size = word32(buf, pos + 12, cursor["little"])
@@ -290,8 +301,9 @@ def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any
 
 
 @inlined
-def _pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
+def _pcapng_step(reading: Reading) -> int:
     """Read blocks from the cursor up to and including the next packet; returns the outcome."""
+    buf, cursor, interfaces, secrets = reading
     while True:
         pos = cursor["pos"]
         left = cursor["end"] - pos
@@ -322,7 +334,7 @@ def _pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: A
             return STEP_BAD
         room = size - BLOCK_SIZE_MIN
         if kind in (ENHANCED_BLOCK, SIMPLE_BLOCK, OLD_PACKET_BLOCK):
-            read_packet_block(buf, pos, kind, room, cursor, interfaces, packet)
+            _read_packet_block(reading, pos, kind, room)
             cursor["pos"] = pos + size
             return STEP_PACKET
         if kind == SECTION_HEADER:
@@ -337,44 +349,48 @@ def _pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: A
             if room < 8:
                 cursor["fault"] = FAULT_INTERFACE
                 return STEP_BAD
-            row = cursor["interface_count"]
-            if row == len(interfaces):
+            if cursor["interface_count"] == len(interfaces):
                 return STEP_ROOM_NEEDED
-            add_interface(buf, pos + 8, pos + size - 4, little, interfaces, row)
-            cursor["interface_count"] = row + 1
+            _add_interface(reading, pos + 8, pos + size - 4)
         elif kind == SECRETS_BLOCK and cursor["secret_count"] >= 0:
             if cursor["secret_count"] == len(secrets):
                 return STEP_ROOM_NEEDED
-            add_secrets(buf, pos, room, cursor, secrets)
+            _add_secrets(reading, pos, room)
         elif kind in NUMBERED:
-            cursor["other_count"] += 1
+            cursor["number"] += 1
         cursor["pos"] = pos + size
 
 
-def opened(data: npt.NDArray[np.uint8]) -> tuple[np.void, npt.NDArray[np.void]]:
-    """(cursor at the first record, table of interfaces). `data` begins with a magic number.
+def opened(data: Bytes) -> Reading:
+    """Read from the first record on. `data` begins with a magic number.
 
-    A pcap has one interface. Callers enlarge the table of a pcapng, which is empty. A pcap that
+    A pcap has one interface. Callers enlarge the tables of a pcapng, which are empty. A pcap that
     ends inside its header has no packets: the cursor is at its end.
     """
-    cursor = np.zeros(1, CURSOR)[0]
+    cursor, secrets = np.zeros(1, CURSOR)[0], np.zeros(4, SECRET)
     header = data[:FILE_HEADER_SIZE].tobytes()
     cursor["end"] = len(data)
     if header[:4] == SECTION_MAGIC:
         cursor["format"] = PCAPNG
-        return cursor, np.zeros(8, INTERFACE)
+        return Reading(data, cursor, np.zeros(8, INTERFACE), secrets)
     order, digits = MAGICS[header[:4]]
     cursor["pos"] = min(FILE_HEADER_SIZE, len(data))
     cursor["format"], cursor["little"], cursor["interface_count"] = PCAP, order == "little", 1
     snap_length = int.from_bytes(header[16:20], order)
     # draft-ietf-opsawg-pcap, 4: the upper half has the length of a frame check sequence
     link_type = int.from_bytes(header[20:24], order) & 0xFFFF
-    return cursor, np.array([(link_type, snap_length, digits, 0)], INTERFACE)
+    interfaces = np.array([(link_type, snap_length, digits, 0)], INTERFACE)
+    return Reading(data, cursor, interfaces, secrets)
 
 
 @inlined
-def step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
+def step(reading: Reading) -> int:
     """Read up to and including the next packet at the cursor; returns the outcome."""
-    if cursor["format"] != PCAPNG:
-        return _pcap_step(buf, cursor, interfaces, packet)
-    return _pcapng_step(buf, cursor, interfaces, secrets, packet)
+    if reading.cursor["format"] != PCAPNG:
+        outcome = _pcap_step(reading)
+    else:
+        outcome = _pcapng_step(reading)
+    if outcome == STEP_PACKET:
+        reading.cursor["packet_count"] += 1
+        reading.cursor["number"] += 1
+    return outcome

@@ -8,87 +8,66 @@ and IP fragments (`ip_fragments`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import read_only
+from kdissect.arrays import Bytes, Row, Rows, read_only
+from kdissect.capture import packet_reader
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT, note_fragment
-from kdissect.capture.link_layers import (
-    HEADERS,
-    IP_FRAGMENT,
-    LINK_TYPE_NAMES,
-    find_tcp,
-)
+from kdissect.capture.link_layers import HEADERS, IP_FRAGMENT, LINK_TYPE_NAMES, find_headers
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_reader import (
-    CURSOR,
-    FAULT_TEXT,
-    FILE_HEADER_SIZE,
-    INTERFACE,
-    PACKET,
-    SECRET,
-    STEP_BAD,
-    STEP_CUT,
-    STEP_PACKET,
-    STEP_ROOM_NEEDED,
-    TIME_MAX,
-    TIME_MIN,
-    opened,
-    step,
-)
+from kdissect.capture.packet_reader import CURSOR, STEP_PACKET, Reading
 from kdissect.jit import kernel
 
 FRAGMENT_MAX = 1_000_000  # default: IP fragments joined, over all captures
 
 _COUNTS = np.dtype(
-    [(name, "i8") for name in ("packets", "bytes", "cut", "first_ns", "last_ns", "start_ns",
-                               "splits", "fragments", "passed_over")]
-)  # fmt: skip
-# Where a split begins, and what the walk had found before.
-_START = np.dtype(
-    [(name, "i8") for name in ("pos", "packets", "others", "base", "interfaces", "little",
-                               "time_ns")]
-)  # fmt: skip
+    [
+        ("bytes", "i8"),
+        ("cut", "i8"),
+        ("first_ns", "i8"),
+        ("last_ns", "i8"),
+        ("start_ns", "i8"),
+        ("splits", "i8"),
+        ("fragments", "i8"),
+        ("passed_over", "i8"),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Records data[pos:end] of a source, and the state of reading before them.
+    """Records of a source up to position `end`, and the state of reading before them.
 
-    first_packet: Wireshark's number of its first packet, from 1.
-    other_count: records from its first packet on that are no packets but have such a number.
-    format: of the cursor.
-    interfaces: the section's rows so far, packed int64.
-    interface_room: number of rows at the split's end.
-    time_ns: of the packet before.
+    cursor: packed CURSOR. interfaces: the capture's, packed INTERFACE rows. last_number:
+    Wireshark's number of its last frame, from 1.
     """
 
     source: int
-    pos: int
+    cursor: bytes
     end: int
-    first_packet: int
     packet_count: int
-    format: int
-    little: int
+    last_number: int
     interfaces: bytes
-    interface_room: int
-    time_ns: int
-    other_count: int = 0
 
-    def reading(self) -> tuple[np.void, npt.NDArray[np.void]]:
-        """(cursor at the first record, table of interfaces)."""
-        known = np.frombuffer(self.interfaces, INTERFACE)
-        interfaces = np.zeros(self.interface_room, INTERFACE)
-        interfaces[: len(known)] = known
-        cursor = np.zeros(1, CURSOR)[0]
-        cursor["pos"], cursor["end"], cursor["format"] = self.pos, self.end, self.format
-        cursor["little"], cursor["time_ns"] = self.little, self.time_ns
-        cursor["interface_count"], cursor["secret_count"] = len(known), -1
-        return cursor, interfaces
+    @property
+    def pos(self) -> int:
+        return int(np.frombuffer(self.cursor, CURSOR)["pos"][0])
+
+    @property
+    def number_before(self) -> int:
+        """Wireshark's number of the frame before the first one."""
+        return int(np.frombuffer(self.cursor, CURSOR)["number"][0])
+
+    def reading(self, data: Bytes) -> Reading:
+        """The capture with these bytes, read from the split's first record on."""
+        cursor = np.frombuffer(self.cursor, CURSOR).copy()[0]
+        cursor["end"], cursor["secret_count"] = min(self.end, len(data)), -1
+        interfaces = np.frombuffer(self.interfaces, packet_reader.INTERFACE).copy()
+        return Reading(data, cursor, interfaces, np.zeros(0, packet_reader.SECRET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,185 +100,155 @@ class CaptureInfo:
 
 @kernel
 def _walk(
-    buf: Any,
-    cursor: Any,
-    interfaces: Any,
-    secrets: Any,
-    counts: Any,
-    splits: Any,
-    fragments: Any,
-    packet: Any,
-    headers: Any,
-    split_bytes: Any,
-    packet_max: Any,
-    fragment_max: Any,
-) -> Any:
-    """Step to the end, or past `packet_max` packets; returns the outcome of the last step.
+    reading: Reading,
+    headers: Row,
+    counts: Row,
+    splits: Rows,
+    fragments: Rows,
+    split_bytes: int,
+    fragment_max: int,
+) -> int:
+    """Step to the end; returns the outcome of the last step. Call again after ROOM_NEEDED.
 
-    `splits` has room for a row per `split_bytes` of the file. Call again after ROOM_NEEDED.
+    splits: CURSOR before the first packet of each, with room for a row per `split_bytes`.
     """
-    outcome = np.int64(STEP_PACKET)
-    while counts["packets"] < packet_max:
+    cursor = reading.cursor
+    while True:
         row = counts["fragments"]
         if row == len(fragments):
-            return np.int64(STEP_ROOM_NEEDED)
-        time_before = cursor["time_ns"]
-        outcome = step(buf, cursor, interfaces, secrets, packet)
-        if outcome != STEP_PACKET:
-            break
+            return packet_reader.STEP_ROOM_NEEDED
         at = counts["splits"]
-        if at == 0 or packet["record_pos"] - splits["pos"][at - 1] >= split_bytes:
-            splits["pos"][at] = packet["record_pos"]
-            splits["packets"][at] = counts["packets"]
-            splits["others"][at] = cursor["other_count"]
-            splits["base"][at] = cursor["section_base"]
-            splits["interfaces"][at] = cursor["interface_count"]
-            splits["little"][at] = cursor["little"]
-            splits["time_ns"][at] = time_before
+        is_start = at == 0 or cursor["pos"] - splits["pos"][at - 1] >= split_bytes
+        if is_start:
+            splits[at] = cursor
+        outcome = packet_reader.step(reading)
+        if outcome != STEP_PACKET:
+            return outcome
+        if is_start:
             counts["splits"] = at + 1
-        if counts["packets"] == 0:
-            counts["start_ns"] = packet["time_ns"]
-        counts["packets"] += 1
-        counts["bytes"] += packet["captured"]
-        if packet["captured"] < packet["length"]:
+        if cursor["packet_count"] == 1:
+            counts["start_ns"] = cursor["time_ns"]
+        counts["bytes"] += cursor["captured"]
+        if cursor["captured"] < cursor["length"]:
             counts["cut"] += 1
-        counts["first_ns"] = min(counts["first_ns"], packet["time_ns"])
-        counts["last_ns"] = max(counts["last_ns"], packet["time_ns"])
-        if packet["interface"] < 0:
-            continue
-        link_type = interfaces["link_type"][packet["interface"]]
-        start = packet["data_pos"]
-        captured = packet["captured"]
-        wire_end = start + max(captured, packet["length"])
-        if find_tcp(buf, start, start + captured, wire_end, link_type, headers) == IP_FRAGMENT:
+        counts["first_ns"] = min(counts["first_ns"], cursor["time_ns"])
+        counts["last_ns"] = max(counts["last_ns"], cursor["time_ns"])
+        if find_headers(reading, headers) == IP_FRAGMENT:
             if row == fragment_max:
                 counts["passed_over"] += 1
             else:
-                number = counts["packets"] + cursor["other_count"]
-                counts["fragments"] += note_fragment(buf, headers, packet, number, fragments, row)
-    return outcome
+                counts["fragments"] += note_fragment(reading, headers, fragments[row])
 
 
 class RecordWalk:
     """A walk over one file, and its tables."""
 
-    def __init__(
-        self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
-    ) -> None:
-        self.cursor, self.interfaces = opened(data)
-        self.data = read_only(data)
+    def __init__(self, data: Bytes, split_bytes: int, fragment_max: int = 0) -> None:
+        self.reading = packet_reader.opened(read_only(data))
         self.split_bytes = split_bytes
-        self.secrets = np.zeros(4, SECRET)
         self.fragment_max = fragment_max
         self.fragments = np.zeros(64, FRAGMENT)
         self.counts = np.zeros(1, _COUNTS)[0]
-        self.counts["first_ns"], self.counts["last_ns"] = TIME_MAX, TIME_MIN
-        self.splits = np.zeros(len(data) // split_bytes + 2, _START)
-        self.packet = np.zeros(1, PACKET)[0]
+        self.counts["first_ns"] = packet_reader.TIME_MAX
+        self.counts["last_ns"] = packet_reader.TIME_MIN
+        self.splits = np.zeros(len(data) // split_bytes + 2, CURSOR)
         self.headers = np.zeros(1, HEADERS)[0]
         self.outcome = STEP_PACKET
 
-    def run(self, packet_max: int = 2**62) -> RecordWalk:
+    @property
+    def cursor(self) -> Row:
+        return self.reading.cursor
+
+    def run(self) -> int:
+        """Step to the end; returns the outcome of the last step."""
         while True:
             self.outcome = _walk(
-                self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
-                self.fragments, self.packet, self.headers, self.split_bytes, packet_max,
+                self.reading,
+                self.headers,
+                self.counts,
+                self.splits,
+                self.fragments,
+                self.split_bytes,
                 self.fragment_max,
-            )  # fmt: skip
-            if self.outcome != STEP_ROOM_NEEDED:
-                return self
+            )
+            if self.outcome != packet_reader.STEP_ROOM_NEEDED:
+                return self.outcome
             if self.counts["fragments"] == len(self.fragments):
-                self.fragments = np.concatenate((self.fragments, np.zeros_like(self.fragments)))
+                self.fragments = _doubled(self.fragments)
                 continue
-            self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
-            self.secrets = np.concatenate((self.secrets, np.zeros_like(self.secrets)))
-
-    @property
-    def number_count(self) -> int:
-        """Records so far that have a frame number in Wireshark."""
-        return int(self.counts["packets"] + self.cursor["other_count"])
+            self.reading = self.reading._replace(
+                interfaces=_doubled(self.reading.interfaces),
+                secrets=_doubled(self.reading.secrets),
+            )
 
     @property
     def start_time_ns(self) -> int | None:
-        return int(self.counts["start_ns"]) if self.counts["packets"] else None
+        return int(self.counts["start_ns"]) if self.cursor["packet_count"] else None
 
-    def fragment_table(self) -> npt.NDArray[np.void]:
+    def fragment_table(self) -> Rows:
         """FRAGMENT[n]: IP fragments that may carry TCP."""
         return self.fragments[: self.counts["fragments"]].copy()
 
-    def error(self, packets_before: int = 0, bytes_before: int = 0) -> str | None:
-        """One clause with a position if the file could not be read to its end; else None.
+    def error(self, bytes_before: int = 0) -> str | None:
+        """Why, and at which packet and byte, the file could not be read to its end; else None.
 
-        packets_before, bytes_before: of the file, before `data`.
+        bytes_before: of the file, before these bytes.
         """
-        pos = int(self.cursor["pos"])
-        packet = packets_before + self.number_count + 1
-        place = f"packet {packet} at byte {bytes_before + pos}"
-        if self.outcome == STEP_CUT:
-            left = int(self.cursor["end"]) - pos
-            return f"{place} is cut: it needs {int(self.cursor['needed'])} bytes, {left} are left"
-        if self.outcome == STEP_BAD:
-            return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor['fault'])]}"
-        if len(self.data) < FILE_HEADER_SIZE:
-            return f"the file header is cut: {len(self.data)} bytes"
+        data, cursor, _, _ = self.reading
+        pos = int(cursor["pos"])
+        place = f"packet {cursor['number'] + 1} at byte {bytes_before + pos}"
+        if self.outcome == packet_reader.STEP_CUT:
+            left = int(cursor["end"]) - pos
+            return f"{place} is cut: it needs {cursor['needed']} bytes, {left} are left"
+        if self.outcome == packet_reader.STEP_BAD:
+            return f"{place} cannot be read: {packet_reader.FAULT_TEXT[int(cursor['fault'])]}"
+        if len(data) < packet_reader.FILE_HEADER_SIZE:
+            return f"the file header is cut: {len(data)} bytes"
         return None
 
     def link_types(self) -> tuple[str, ...]:
-        rows = self.interfaces["link_type"][: self.cursor["interface_count"]]
+        rows = self.reading.interfaces["link_type"][: self.cursor["interface_count"]]
         types, first = np.unique(rows, return_index=True)
         ordered = (int(types[i]) for i in np.argsort(first))
         return tuple(dict.fromkeys(LINK_TYPE_NAMES.get(t, f"link_type_{t}") for t in ordered))
 
     def make_splits(self, source: int) -> list[Split]:
-        rows = self.splits[: self.counts["splits"]]
-        if len(rows) == 0:
-            return []
-        ends = np.append(rows["pos"][1:], self.cursor["pos"]).tolist()
-        packets = np.append(rows["packets"][1:], self.counts["packets"]).tolist()
-        others = np.append(rows["others"][1:], self.cursor["other_count"]).tolist()
-        tables = np.append(rows["interfaces"][1:], self.cursor["interface_count"]).tolist()
-        splits = []
-        for row, end, packet_end, other_end, interface_end in zip(
-            rows.tolist(), ends, packets, others, tables, strict=True
-        ):
-            pos, packets_before, others_before, base, count, little, time_ns = row
-            interface_rows = self.interfaces[base:count]
-            splits.append(
-                Split(
-                    source=source,
-                    pos=pos,
-                    end=end,
-                    first_packet=packets_before + others_before + 1,
-                    packet_count=packet_end - packets_before,
-                    format=int(self.cursor["format"]),
-                    little=little,
-                    interfaces=interface_rows.tobytes(),
-                    interface_room=interface_end - base,
-                    time_ns=time_ns,
-                    other_count=other_end - others_before,
-                )
+        starts = self.splits[: self.counts["splits"]]
+        starts["end"] = starts["needed"] = 0  # the same however far the walk saw at a time
+        interfaces = self.reading.interfaces[: self.cursor["interface_count"]].tobytes()
+        return [
+            Split(
+                source=source,
+                cursor=start.tobytes(),
+                end=int(end["pos"]),
+                packet_count=int(end["packet_count"] - start["packet_count"]),
+                last_number=int(end["number"]),
+                interfaces=interfaces,
             )
-        return splits
+            for start, end in pairwise(np.append(starts, self.cursor))
+        ]
 
     def info(self, source: int, file: InputFile) -> CaptureInfo:
         counts = dict(zip(_COUNTS.names or (), self.counts.item(), strict=True))
+        cursor = self.cursor
+        packet_count = int(cursor["packet_count"])
         errors = [text for text in (file.error, self.error()) if text]
         is_stopped = self.error() is not None
-        secrets = self.secrets[: self.cursor["secret_count"]]
+        secrets = self.reading.secrets[: cursor["secret_count"]]
         return CaptureInfo(
             source=source,
             path=file.path,
             format=file.format,
             compression=file.compression,
             link_types=self.link_types(),
-            first_time_ns=counts["first_ns"] if counts["packets"] else None,
-            last_time_ns=counts["last_ns"] if counts["packets"] else None,
-            packet_count=counts["packets"],
+            first_time_ns=counts["first_ns"] if packet_count else None,
+            last_time_ns=counts["last_ns"] if packet_count else None,
+            packet_count=packet_count,
             byte_count=counts["bytes"],
             truncated_packet_count=counts["cut"],
             error="; ".join(errors) or None,
-            error_pos=int(self.cursor["pos"]) if is_stopped else -1,
-            error_packet=self.number_count + 1 if is_stopped else -1,
+            error_pos=int(cursor["pos"]) if is_stopped else -1,
+            error_packet=int(cursor["number"]) + 1 if is_stopped else -1,
             secrets=tuple(secrets.tolist()),
         )
 
@@ -319,7 +268,7 @@ class WalkedCapture:
     size: int = 0
     splits: tuple[Split, ...] = ()
     start_time_ns: int | None = None
-    fragments: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, FRAGMENT))
+    fragments: Rows = field(default_factory=lambda: np.zeros(0, FRAGMENT))
     passed_over: int = 0
 
 
@@ -337,8 +286,18 @@ def walk_capture(
     sources = Sources([file], folder)
     data = sources.data(0)
     walk = RecordWalk(data, split_bytes, fragment_max)
-    sources.windows(0, walk.cursor, len(data), lambda: int(walk.run().outcome))
+    sources.windows(0, walk.cursor, len(data), walk.run)
     return WalkedCapture(
-        file, walk.info(0, file), len(data), tuple(walk.make_splits(0)), walk.start_time_ns,
-        walk.fragment_table(), int(walk.counts["passed_over"]),
-    )  # fmt: skip
+        file,
+        walk.info(0, file),
+        size=len(data),
+        splits=tuple(walk.make_splits(0)),
+        start_time_ns=walk.start_time_ns,
+        fragments=walk.fragment_table(),
+        passed_over=int(walk.counts["passed_over"]),
+    )
+
+
+def _doubled(table: Rows) -> Rows:
+    """The table with as many further rows."""
+    return np.concatenate((table, np.zeros_like(table)))

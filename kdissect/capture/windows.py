@@ -14,13 +14,12 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import read_only
+from kdissect.arrays import Bytes, read_only
 from kdissect.capture import inputs, object_store
 from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
@@ -44,7 +43,7 @@ PIPE_BYTES = 1 << 20  # requested capacity of a pipe
 TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
-def buffer_as_sources(paths: Sequence[str], buffer: npt.NDArray[np.uint8]) -> Sources:
+def buffer_as_sources(paths: Sequence[str], buffer: Bytes) -> Sources:
     """A buffer as the bytes of every capture: positions are those in the buffer."""
     return Sources(paths, arrays=dict.fromkeys(range(len(paths)), buffer))
 
@@ -118,13 +117,11 @@ class WindowReader:
     """Reads one capture as windows. Raises CaptureError if it is none.
 
     source: its number among the captures of the run. error: after the last window, why the capture
-    could not be read to its end. last_packet: number of the last packet so far.
+    could not be read to its end.
     """
 
     def __init__(self, path: str, source: int, paths: list[str]) -> None:
         self.path, self.source, self._paths = path, source, paths
-        self.packet_count = 0
-        self.last_packet = 0  # Wireshark's number of the last record
         self.error: str | None = None
         self._buffer = np.zeros(0, np.uint8)
         self._bytes = open_bytes(path)
@@ -137,6 +134,11 @@ class WindowReader:
         if len(head) < FILE_HEADER_SIZE and head[:4] != SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
         self._base = len(head) - len(self._left)  # position of the next window in the file
+
+    @property
+    def packet_count(self) -> int:
+        """Packets so far."""
+        return int(self._walk.cursor["packet_count"])
 
     def windows(self) -> Iterator[Window]:
         """Yield the windows; each is valid until the next one is requested."""
@@ -166,31 +168,25 @@ class WindowReader:
 
     def _fault(self) -> str | None:
         """Why the record after the last window cannot be read."""
-        walk = self._walk
-        packets = self.last_packet - walk.number_count
-        return walk.error(packets, self._base - int(walk.cursor["pos"]))
+        return self._walk.error(self._base - int(self._walk.cursor["pos"]))
 
-    def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
+    def _window(self, buffer: Bytes, filled: int) -> Window:
         """The complete packets among the first `filled` bytes of the buffer."""
         data = read_only(buffer[:filled])
         walk, cursor = self._walk, self._walk.cursor
-        walk.data = data
-        cursor["pos"], cursor["end"] = 0, filled
-        cursor["secret_count"] = cursor["other_count"] = 0
-        walk.counts = np.zeros(1, walk.counts.dtype)[0]
+        walk.reading = walk.reading._replace(data=data)
+        cursor["pos"], cursor["end"], cursor["secret_count"] = 0, filled, 0
+        walk.counts["splits"] = walk.counts["fragments"] = 0
         walk.run()
         sources = buffer_as_sources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         for split in walk.make_splits(self.source):
-            split = replace(split, first_packet=self.last_packet + split.first_packet)
             batch = scan(split, sources, self._joined(sources)).batch
-            self.packet_count += split.packet_count
-        self.last_packet += walk.number_count
         end = int(cursor["pos"])
         self._left = data[end:].tobytes()
         self._base += end
         self._forget_sections()
-        rows = walk.secrets[: cursor["secret_count"]].tolist()
+        rows = walk.reading.secrets[: cursor["secret_count"]].tolist()
         texts = [
             data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
         ]
@@ -201,7 +197,6 @@ class WindowReader:
         table = self._walk.fragment_table()
         if not len(table):
             return None
-        table["packet"] += self.last_packet
         return join([table[:0]] * self.source + [table], sources, 0)
 
     def _forget_sections(self) -> None:
@@ -209,8 +204,8 @@ class WindowReader:
         cursor = self._walk.cursor
         base = int(cursor["section_base"])
         if base:
-            kept = self._walk.interfaces[base:].copy()
-            self._walk.interfaces[: len(kept)] = kept
+            kept = self._walk.reading.interfaces[base:].copy()
+            self._walk.reading.interfaces[: len(kept)] = kept
             cursor["interface_count"] -= base
             cursor["section_base"] = 0
 

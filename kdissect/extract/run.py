@@ -251,14 +251,14 @@ def _write(plan: RunPlan, wanted: dict[int, Any], comments: Comments, writer: Pc
             continue
         data = sources.data(split.source)
         picked = pick(split, sources, wanted[split.source])
-        for number, packet, link_type in zip(*picked, strict=True):
+        for packet, link_type in zip(*picked, strict=True):
             pos, captured = int(packet["data_pos"]), int(packet["captured"])
             writer.packet(
                 int(link_type),
                 int(packet["time_ns"]),
                 data[pos : pos + captured].tobytes(),
                 int(packet["length"]),
-                "\n".join(comments.get((split.source, int(number)), [])),
+                "\n".join(comments.get((split.source, int(packet["number"])), [])),
             )
             count += 1
     return count

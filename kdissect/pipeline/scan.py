@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.arrays import renumbered, take
-from kdissect.capture.ip_fragments import CONFLICT
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.scan import scan as scan_packets
@@ -119,26 +118,20 @@ def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
 
 
 def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
-    """Anomalies of IP fragments that are missing, or differ where they overlap."""
+    """Anomalies of IP fragments that are missing."""
     options = plan.options
-    faults = result.fragment_faults
-    times = np.array([fault.time_ns for fault in faults], np.int64)
-    within = is_within(times, options.time_from_ns, options.time_to_ns)
-    for fault in (faults[row] for row in np.flatnonzero(within).tolist()):
-        count = max(fault.byte_count, 0)
-        kind = Anomaly.LOST_FRAGMENTS
+    lost = result.lost_fragments
+    within = is_within(lost["time_ns"], options.time_from_ns, options.time_to_ns)
+    for source, packet, count, _ in lost[within].tolist():
         detail = f"{count} bytes of an IP datagram are in no fragment of the capture"
-        if fault.byte_count < 0:
+        if count < 0:
             detail = "the last fragment of an IP datagram is not in the capture"
-        if fault.kind == CONFLICT:
-            kind = Anomaly.OVERLAP_CONFLICT
-            detail = f"{count} bytes of an IP fragment differ from those before, which count"
         yield AnomalyRow(
-            kind,
+            Anomaly.LOST_FRAGMENTS,
             detail,
-            capture_id=plan.capture_ids[fault.source],
-            packet=fault.packet,
-            byte_count=count if fault.byte_count >= 0 else None,
+            capture_id=plan.capture_ids[source],
+            packet=packet,
+            byte_count=count if count >= 0 else None,
         )
 
 

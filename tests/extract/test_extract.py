@@ -219,10 +219,9 @@ def test_packets_are_picked_where_the_oracle_reads_them(name):
         sources = Sources([str(path)])
         found = {}
         for split in plan.splits:
-            numbers, packets, link_types = pick(split, sources, wanted)
-            columns = [packets[name].tolist() for name in ("data_pos", "captured", "length",
-                                                           "time_ns")]  # fmt: skip
-            found |= dict(
-                zip(numbers.tolist(), zip(*columns, link_types.tolist(), strict=True), strict=True)
-            )
+            packets, link_types = pick(split, sources, wanted)
+            columns = ["data_pos", "captured", "length", "time_ns"]
+            rows = packets[columns].tolist()
+            for number, row, link_type in zip(packets["number"], rows, link_types, strict=True):
+                found[number] = (*row, link_type)
     assert found == {number: expected[number] for number in wanted.tolist()}
