@@ -1,20 +1,22 @@
 """The command line as a user meets it: exit codes, one clear line, removed files."""
 
 import importlib
+import inspect
 import json
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import kdissect
-from kdissect.cli import _is_cut_import, app
-from kdissect.cli.messages import some_of
+from kdissect.cli import _is_cut_import, app, verbs
+from kdissect.cli.output import some_of
 from tests.builders.captures import write_packets
 from tests.builders.talks import conversation
 from tests.processes import KDISSECT, Done, Run, run
@@ -23,6 +25,9 @@ EXAMPLES = {
     command.name: str(getattr(command.cls, "examples_text", ""))
     for command in app.registered_commands
 }
+
+
+VERBS = {str(command.name): command.callback for command in app.registered_commands}
 
 
 def one_line(result: Done) -> str:
@@ -38,6 +43,16 @@ def test_version_and_help(kdissect: Run) -> None:
     shown = kdissect("dissect", "--help")
     assert shown.returncode == 0
     assert "Examples" in shown.stdout
+
+
+def test_each_declared_option_belongs_to_a_command() -> None:
+    """`options.toml` has no option that no command takes."""
+    declared = tomllib.loads(Path(verbs.__file__).with_name("options.toml").read_text("utf-8"))
+    taken = {name: set(inspect.signature(verb).parameters) for name, verb in VERBS.items()}
+    taken["shared"] = set().union(*taken.values())
+    assert {name: sorted(set(options) - taken[name]) for name, options in declared.items()} == {
+        name: [] for name in declared
+    }
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

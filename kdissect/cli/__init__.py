@@ -15,7 +15,6 @@ import typer
 
 # Importing a command's module registers it; each imports its own needs when it runs.
 from kdissect.cli import (  # noqa: F401
-    check,
     definitions,
     diff,
     dissect,
@@ -25,10 +24,9 @@ from kdissect.cli import (  # noqa: F401
     replay,
     report,
     show,
-    sql,
-    summary,
+    tables,
 )
-from kdissect.cli.messages import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
+from kdissect.cli.output import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.cli.verbs import app
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import is_interrupt

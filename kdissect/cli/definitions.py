@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from kdissect.cli.options import AsJson
 from kdissect.cli.verbs import verb
 
 
@@ -19,16 +18,10 @@ from kdissect.cli.verbs import verb
   kdissect definitions fetch 12 13
 """)
 def definitions_command(
-    api: Annotated[
-        str | None, typer.Argument(metavar="[API]", help="Name or key; other definitions by name.")
-    ] = None,
-    api_version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="Show this version only.")
-    ] = None,
-    other_version: Annotated[
-        int | None, typer.Argument(metavar="[OTHER]", help="Compare VERSION with this one.")
-    ] = None,
-    as_json: AsJson = False,
+    api: str | None = None,
+    api_version: int | None = None,
+    other_version: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Show Kafka's APIs: fields, types, versions, and what changed between two versions."""
     from kdissect.protocol import catalog, describe

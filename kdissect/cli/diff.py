@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from kdissect.cli.messages import shown
 from kdissect.cli.options import ResultOptions, SourceOptions
+from kdissect.cli.output import shown
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
@@ -24,26 +22,12 @@ from kdissect.step_log import logged_step
   kdissect diff before/ after/ --json > changes.json
 """)
 def diff_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],
+    a: str,
+    b: str,
     capture: SourceOptions,
     result: ResultOptions,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            "--fail-on",
-            metavar="KINDS",
-            help="Exit with 1 if one of these changed: apis, versions, clients, round_trips, "
-            "sizes, configs in any way; errors, latency, transfers for the worse. A comma between "
-            "them.",
-        ),
-    ] = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            "--memory", metavar="SIZE", help="Memory for the comparison before it uses the disk."
-        ),
-    ] = "1GiB",
+    fail_on: str | None = None,
+    memory: str = "1GiB",
 ) -> None:
     """Compare two captures: versions, clients, errors, latency, sizes and settings."""
     from kdissect.diff.compare import compare, failing, parse_kinds

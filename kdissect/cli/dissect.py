@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from kdissect.cli.environment import check_disk, check_java, check_spark
-from kdissect.cli.messages import say, some_of
-from kdissect.cli.options import (
-    AsJson,
-    CaptureOptions,
-    Captures,
-    FromTime,
-    Hosts,
-    Quiet,
-    Spool,
-    UntilTime,
-    period_ns,
-)
-from kdissect.cli.verbs import verb
+from kdissect.cli.options import CaptureOptions, ResultOptions, given, period_ns
+from kdissect.cli.output import say, some_of
+from kdissect.cli.verbs import OptionGroup, verb
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.step_log import logged_step
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-class DecodeValues(StrEnum):
-    """The values of --decode-values."""
+    from kdissect.api import Tables
+    from kdissect.progress import Progress
 
-    JSON = "json"
-    STRING = "string"
-    SCHEMA_REGISTRY_ID = "schema-registry-id"
+
+@dataclass(frozen=True)
+class RunOptions(OptionGroup):
+    """Options of a run on Spark; all but the last two are those of `kdissect.dissect`."""
+
+    overwrite: bool = False
+    append: bool = False
+    keep_state: bool = False
+    read_again: bool = False
+    decode_values: Literal["json", "string", "schema-registry-id"] | None = None
+    from_: str | None = None
+    until: str | None = None
+    hosts: list[str] | None = None
+    split_bytes: int | None = None
+    spool: str | None = None
+    master: str = "local[*]"
+    conf: list[str] | None = None
+
+    def check(self, out: str) -> None:
+        """Raise the errors that need no look at the captures, before anything is started."""
+        from kdissect.pipeline.table_set import check_out
+
+        if self.append and self.overwrite:
+            raise typer.BadParameter(
+                "--append keeps what --overwrite replaces", param_hint="--append"
+            )
+        if self.read_again and not self.append:
+            raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
+        check_spark()
+        check_out(out, self.overwrite or self.append)
+        period_ns(self.from_, self.until)
+        if self.spool is not None and not os.path.isdir(self.spool):
+            raise typer.BadParameter(f"{self.spool} is not a folder", param_hint="--spool")
 
 
 @verb("""
@@ -50,116 +71,43 @@ class DecodeValues(StrEnum):
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
 """)
 def dissect_command(
-    captures: Captures,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the tables.")],
+    captures: list[str],
+    out: str,
     capture: CaptureOptions,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole."),
-    ] = False,
-    append: Annotated[
-        bool,
-        typer.Option(
-            "--append",
-            help="Add these captures to the table set in DIR; open connections continue.",
-        ),
-    ] = False,
-    keep_state: Annotated[
-        bool,
-        typer.Option("--keep-state", help="Save what a later --append needs (it does so itself)."),
-    ] = False,
-    read_again: Annotated[
-        bool,
-        typer.Option("--read-again", help="With --append: read the earlier captures again too."),
-    ] = False,
-    decode_values: Annotated[
-        DecodeValues | None,
-        typer.Option(
-            "--decode-values",
-            help="Add columns to records: value_json, value_text, or value_schema_id and "
-            "key_schema_id; null for other bytes.",
-        ),
-    ] = None,
-    from_time: FromTime = None,
-    until_time: UntilTime = None,
-    host: Hosts = None,
-    split_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--split-bytes",
-            metavar="N",
-            min=1,
-            help="Bytes of captures per task (default: by size).",
-        ),
-    ] = None,
-    spool: Spool = None,
-    master: Annotated[str, typer.Option("--master", help="Spark master.")] = "local[*]",
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable."),
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    run: RunOptions,
+    result: ResultOptions,
 ) -> None:
     """Write the messages of packet captures as Parquet tables, on Spark."""
-    settings = dict(_setting(item) for item in conf or [])
-    # all refusals come before anything is started
+    settings = dict(_setting(item) for item in run.conf or [])
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.append import unread
     from kdissect.pipeline.plan import read_key_logs
-    from kdissect.pipeline.table_set import check_out
 
-    if append and overwrite:
-        raise typer.BadParameter("--append keeps what --overwrite replaces", param_hint="--append")
-    if read_again and not append:
-        raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
-    check_spark()
-    check_out(out, overwrite or append)
-    period_ns(from_time, until_time)
-    limits = capture.limits
-    if spool is not None and not os.path.isdir(spool):
-        raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
+    run.check(out)
+    reading = capture.of_api()
     inputs = find_captures(captures)
-    if append:
+    if run.append:
         inputs = unread(out, inputs)
     read_key_logs(capture.keylog or ())
     check_disk(out, inputs)
-    if master.startswith("local"):
+    if run.master.startswith("local"):
         check_java()
     with _spark_log() as log_path:
-        start = ThreadPoolExecutor(1).submit(_start_spark, master, settings, log_path)
+        start = ThreadPoolExecutor(1).submit(_start_spark, run.master, settings, log_path)
         from kdissect import api
 
         with logged_step("start of Spark"):
             spark = start.result()
-        with _progress(spark, sum(item.size for item in inputs), quiet):
-            tables = api.dissect(
-                spark,
-                captures,
-                out,
-                overwrite=overwrite,
-                append=append,
-                keep_state=keep_state,
-                read_again=read_again,
-                ports=capture.port or (),
-                reveal_secrets=capture.reveal_secrets,
-                payload=capture.payload.value,
-                keylog=capture.keylog or (),
-                decode_values=decode_values.value if decode_values else None,
-                hosts=host or (),
-                from_=from_time,
-                until=until_time,
-                limits=limits,
-                split_bytes=split_bytes,
-                spool=spool,
-            )
+        of_run = given(run, "master", "conf")
+        with _progress(spark, sum(item.size for item in inputs), result.quiet):
+            tables = api.dissect(spark, captures, out, **of_run, **reading)
     try:
-        _print_result(tables, captures, out, as_json, quiet)
+        _print_result(tables, captures, out, result)
     except KeyboardInterrupt:  # the tables are complete
         say(f"interrupted; {out} is written")
 
 
-def _print_result(tables: Any, captures: list[str], out: str, as_json: bool, quiet: bool) -> None:
+def _print_result(tables: Tables, captures: list[str], out: str, result: ResultOptions) -> None:
     """Print the notes, warnings and summary of a run whose tables are written."""
     import pyarrow as pa
 
@@ -176,9 +124,9 @@ def _print_result(tables: Any, captures: list[str], out: str, as_json: bool, qui
         say(f"warning: no Kafka traffic found in {some_of(captures)}")
     for row in document["damaged"]:
         say(f"warning: {row['path']}: {row['error']}")
-    if as_json:
-        typer.echo(json.dumps(document, indent=1, default=str))
-    elif not quiet:
+    if result.as_json:
+        result.put(document, ())
+    elif not result.quiet:
         from rich.console import Console
 
         print_summary(document, Console())
@@ -191,7 +139,7 @@ def _setting(item: str) -> tuple[str, str]:
     return key, value
 
 
-def _start_spark(master: str, settings: dict[str, str], log_path: str) -> Any:
+def _start_spark(master: str, settings: dict[str, str], log_path: str) -> SparkSession:
     from kdissect.pipeline.spark_session import session
 
     return session(master, settings, log_path)
@@ -215,7 +163,7 @@ def _spark_log() -> Iterator[str]:
     Path(path).unlink(missing_ok=True)
 
 
-def _progress(spark: Any, byte_count: int, quiet: bool) -> Any:
+def _progress(spark: SparkSession, byte_count: int, quiet: bool) -> Progress:
     from kdissect.progress import Progress
 
     return Progress(spark, byte_count, shown=not quiet and sys.stderr.isatty())

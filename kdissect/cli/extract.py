@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
-
-from kdissect.cli.messages import say
-from kdissect.cli.options import Captures, ReadingOptions, ResultOptions, SelectionOptions, Spool
+from kdissect.cli.options import ReadingOptions, ResultOptions, SelectionOptions
+from kdissect.cli.output import say
 from kdissect.cli.verbs import verb
 
 
@@ -19,23 +16,14 @@ from kdissect.cli.verbs import verb
   kdissect extract trace.pcap --connection 10.0.0.7:51234 --out connection.pcapng
 """)
 def extract_command(
-    captures: Captures,
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The pcapng to write.")],
+    captures: list[str],
+    out: str,
     selected: SelectionOptions,
     capture: ReadingOptions,
     result: ResultOptions,
-    anonymize: Annotated[
-        bool,
-        typer.Option(
-            "--anonymize",
-            help="Write new packets in which all addresses, names, ids, keys and "
-            "values are replaced, each always by the same.",
-        ),
-    ] = False,
-    spool: Spool = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE if it exists.")
-    ] = False,
+    anonymize: bool = False,
+    spool: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Copy the packets of exchanges or connections to a pcapng for Wireshark, with comments.
 

@@ -6,11 +6,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions, Sources
+from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 
@@ -24,19 +24,11 @@ _WIDTH_MAX, _INDENT = 100, 6
   kdissect incidents tables/ --fail-on broker_stall,login_failures
 """)
 def incidents_command(
-    source: Sources,
+    source: list[str],
     selected: SelectionOptions,
     capture: SourceOptions,
     result: ResultOptions,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-on",
-            metavar="KIND",
-            help="Exit with 1 if there is an incident of this kind, or at least of this severity "
-            "(bad, warn, info); repeatable, or separated by commas.",
-        ),
-    ] = None,
+    fail_on: list[str] | None = None,
 ) -> None:
     """Show incidents: stalled brokers, refused logins, stuck consumers, storms and others."""
     from kdissect.incidents import SEVERITIES, json_rows

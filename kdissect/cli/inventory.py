@@ -1,17 +1,52 @@
-"""The inventory of clients: its file, and its changes as lines for a terminal."""
+"""The inventory of clients: its options, its file, and its changes as lines for a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdissect.cli.options import InventoryOptions
+import typer
+
+from kdissect.cli.verbs import OptionGroup
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
+
+
+@dataclass(frozen=True)
+class InventoryOptions(OptionGroup):
+    """Options for the inventory of clients."""
+
+    TITLE = "Inventory of clients"
+
+    inventory: str | None = None
+    since: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether the user wants the inventory."""
+        return self.inventory is not None or self.since is not None
+
+    @property
+    def since_us(self) -> int | None:
+        """Return the time in microseconds since 1970."""
+        from kdissect.pipeline.filters import time_ns
+
+        return None if self.since is None else time_ns(self.since) // 1000
+
+    def check(self) -> None:
+        """Raise BadParameter for a file that cannot be written."""
+        if self.inventory is not None:
+            path = Path(self.inventory)
+            if path.is_dir() or not path.absolute().parent.is_dir():
+                raise typer.BadParameter(
+                    f"{path}: is a folder, or in none", param_hint="--inventory"
+                )
 
 
 def write_inventory(tables: Tables, options: InventoryOptions) -> Iterator[str]:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import partial
 from itertools import chain, groupby
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import typer
-
-from kdissect.cli.inventory import write_inventory
-from kdissect.cli.messages import say, say_notes, shown, some_of
-from kdissect.cli.options import InventoryOptions, ResultOptions, SourceOptions, Sources
+from kdissect.cli.inventory import InventoryOptions, write_inventory
+from kdissect.cli.options import ResultOptions, SourceOptions
+from kdissect.cli.output import say, say_notes, shown, some_of
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
-
-
-class FailingVerdict(StrEnum):
-    BREAKS = "breaks"
-    UNKNOWN = "unknown"
 
 
 @verb("""
@@ -31,21 +23,12 @@ class FailingVerdict(StrEnum):
   kdissect readiness before/ after/ --target 3.9 --inventory clients.csv
 """)
 def readiness_command(
-    source: Sources,
-    target: Annotated[
-        str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
-    ],
+    source: list[str],
+    target: str,
     capture: SourceOptions,
     inventory: InventoryOptions,
     result: ResultOptions,
-    fail_on: Annotated[
-        FailingVerdict,
-        typer.Option(
-            "--fail-on",
-            help="Exit with 1 if a client would break; with unknown also if the capture "
-            "does not show that every client works.",
-        ),
-    ] = FailingVerdict.BREAKS,
+    fail_on: Literal["breaks", "unknown"] = "breaks",
 ) -> None:
     """Show which clients would break on a Kafka release, and what they use that it lacks.
 

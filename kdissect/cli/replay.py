@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from kdissect.cli import replay_options as opt
-from kdissect.cli.messages import EXIT_INTERRUPTED, say
-from kdissect.cli.options import KeyLogs, Ports, Quiet, RequestOptions, checked
+from kdissect.cli.options import RequestOptions, checked
+from kdissect.cli.output import EXIT_INTERRUPTED, say
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 """)
 def replay_command(
     *,
-    source: opt.Source,
+    source: list[str],
     selected: RequestOptions,
-    to: opt.To = None,
+    to: str | None = None,
     guard: opt.GuardOptions,
     speed: opt.SpeedOptions,
-    port: Ports = None,
-    keylog: KeyLogs = None,
+    port: list[int] | None = None,
+    keylog: list[str] | None = None,
     compared: opt.ComparisonOptions,
     output: opt.OutputOptions,
     login: opt.AccessOptions,
-    quiet: Quiet = False,
+    quiet: bool = False,
 ) -> None:
     """Re-send a captured workload to a live broker and compare every answer with the captured one.
 

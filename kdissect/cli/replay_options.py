@@ -3,106 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from kdissect.cli.options import checked
+from kdissect.cli.verbs import OptionGroup
 
 if TYPE_CHECKING:
     from kdissect.replay.model import TranslateOptions
     from kdissect.replay.running.runner import RunOptions
     from kdissect.replay.target.connection import Access
 
-Source = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE...",
-        help="Captures (files, folders, globs), or a file of `--save`.",
-    ),
-]
-To = Annotated[
-    str | None, typer.Option("--to", metavar="HOST:PORT", help="A broker of the target.")
-]
-
 
 @dataclass(frozen=True)
-class GuardOptions:
+class GuardOptions(OptionGroup):
     """Options for the changes that a replay may make at the target."""
 
-    TITLE: ClassVar[str] = "Guard"
+    TITLE = "Guard"
 
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="CLASSES",
-            help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
-            "it only requests that read are. delete-existing: also delete what the replay did not "
-            "create. same-cluster: the target may be the cluster that was captured.",
-        ),
-    ] = None
-    create_topics: Annotated[
-        bool,
-        typer.Option("--create-topics", help="Create the topics of the capture before the replay."),
-    ] = False
-    into_existing: Annotated[
-        bool,
-        typer.Option(
-            "--into-existing",
-            help="Write also to topics, groups and transactional ids that hold data or members at "
-            "the target.",
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, the skipped requests and the expected duration; send nothing.",
-        ),
-    ] = False
-    reset: Annotated[
-        str | None,
-        typer.Option(
-            "--reset",
-            metavar="COMMAND",
-            help="Run this command before each run: it resets the cluster, whose address is in "
-            "KDISSECT_TARGET.",
-        ),
-    ] = None
+    allow: list[str] | None = None
+    create_topics: bool = False
+    into_existing: bool = False
+    dry_run: bool = False
+    reset: str | None = None
 
 
 @dataclass(frozen=True)
-class SpeedOptions:
+class SpeedOptions(OptionGroup):
     """Options for the times of requests, and the longest waits."""
 
-    TITLE: ClassVar[str] = "Order and time"
+    TITLE = "Order and time"
 
-    pace: Annotated[
-        str,
-        typer.Option(
-            "--pace",
-            metavar="PACE",
-            help="recorded, x4 (four times as fast), or max (waits for answers only).",
-        ),
-    ] = "recorded"
-    max_gap: Annotated[
-        str | None,
-        typer.Option(
-            "--max-gap", metavar="TIME", help="Longest pause between requests (500ms, 5s)."
-        ),
-    ] = None
-    timeout: Annotated[
-        str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="Longest wait for an answer (for a long poll, plus its captured time), or a "
-            "connection (10 s at most).",
-        ),
-    ] = "30s"
+    pace: str = "recorded"
+    max_gap: str | None = None
+    timeout: str = "30s"
 
     def run_options(self) -> RunOptions:
         """Return the pace and the limits of a run; raises BadParameter."""
@@ -116,89 +52,21 @@ class SpeedOptions:
         return RunOptions(pace, timeout_s)
 
 
-class OffsetMode(StrEnum):
-    """The values of --offsets."""
-
-    CAPTURED = "captured"
-    EARLIEST = "earliest"
-    RELATIVE = "relative"
-
-
 @dataclass(frozen=True)
-class ComparisonOptions:
+class ComparisonOptions(OptionGroup):
     """Options for the answers that count as different, and what they are compared with."""
 
-    TITLE: ClassVar[str] = "Comparison"
+    TITLE = "Comparison"
 
-    offsets: Annotated[
-        OffsetMode,
-        typer.Option(
-            "--offsets",
-            help="Where readers start: relative (at the same data), "
-            "captured (the same numbers), earliest.",
-        ),
-    ] = OffsetMode.RELATIVE
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="KIND:OLD=NEW",
-            help="Another name for a topic, group or transactional-id at the target; repeatable.",
-        ),
-    ] = None
-    reencode: Annotated[
-        bool,
-        typer.Option(
-            "--reencode",
-            help="Send requests of an api_version that the target lacks in the nearest one.",
-        ),
-    ] = False
-    rules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."
-        ),
-    ] = None
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Without the built-in rules: only ids that had to be translated may differ.",
-        ),
-    ] = False
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="HOST:PORT",
-            help="Replay to this broker first, and compare with its answers.",
-        ),
-    ] = None
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline", metavar="FILE", help="Compare with an earlier run (its --json FILE)."
-        ),
-    ] = None
-    control_runs: Annotated[
-        int,
-        typer.Option(
-            "--control-runs",
-            metavar="N",
-            min=0,
-            help="Replay N times, at least 2, to --against or else to the target itself, and "
-            "excuse fields that differ between these runs.",
-        ),
-    ] = 0
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-on",
-            metavar="VERDICTS",
-            help="Verdicts that make the exit code 1: different,error (default), tolerated, "
-            "skipped, same, none. latency: answers that are slower than those of --control-runs.",
-        ),
-    ] = None
+    offsets: Literal["captured", "earliest", "relative"] = "relative"
+    rename: list[str] | None = None
+    reencode: bool = False
+    rules: list[str] | None = None
+    strict: bool = False
+    against: str | None = None
+    baseline: str | None = None
+    control_runs: int = 0
+    fail_on: list[str] | None = None
 
     def check(self) -> None:
         """Raise BadParameter for options that exclude each other."""
@@ -224,7 +92,7 @@ class ComparisonOptions:
         for kind, old, new in map(_rename, self.rename or ()):
             if renames.setdefault((kind, old), new) != new:
                 raise typer.BadParameter(f"{kind} {old} has two new names", param_hint="--rename")
-        return TranslateOptions(self.offsets.value, renames, self.reencode)
+        return TranslateOptions(self.offsets, renames, self.reencode)
 
 
 def _rename(value: str) -> tuple[str, str, str]:
@@ -242,33 +110,16 @@ def _rename(value: str) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True)
-class OutputOptions:
+class OutputOptions(OptionGroup):
     """Options for the files that a replay writes."""
 
-    TITLE: ClassVar[str] = "Output"
+    TITLE = "Output"
 
-    junit: Annotated[
-        str | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, a test suite per API.")
-    ] = None
-    json: Annotated[
-        str | None,
-        typer.Option(
-            "--json", metavar="FILE", help="JSON lines: the run, every exchange, the counts."
-        ),
-    ] = None
-    html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="A self-contained page.")
-    ] = None
-    out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="DIR", help="The table set of the replay's own traffic."),
-    ] = None
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "--save", metavar="FILE", help="Keep the workload as a small file for later replays."
-        ),
-    ] = None
+    junit: str | None = None
+    json: str | None = None
+    html: str | None = None
+    out: str | None = None
+    save: str | None = None
 
     @property
     def files(self) -> dict[str, str | None]:
@@ -301,37 +152,17 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
-class AccessOptions:
+class AccessOptions(OptionGroup):
     """Options for TLS and SASL."""
 
-    TITLE: ClassVar[str] = "Access to the target"
+    TITLE = "Access to the target"
 
-    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS to the target.")] = False
-    tls_ca: Annotated[
-        str | None, typer.Option("--tls-ca", metavar="FILE", help="Authorities to trust (PEM).")
-    ] = None
-    tls_cert: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-cert",
-            metavar="FILE",
-            help="The client certificate and its key (PEM). "
-            "The password of an encrypted key is in KDISSECT_TLS_KEY_PASSWORD.",
-        ),
-    ] = None
-    tls_no_verify: Annotated[
-        bool, typer.Option("--tls-no-verify", help="Do not check the target's certificate.")
-    ] = False
-    sasl: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl",
-            metavar="MECHANISM",
-            help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. The password is in "
-            "KDISSECT_SASL_PASSWORD, a token in KDISSECT_SASL_TOKEN.",
-        ),
-    ] = None
-    sasl_user: Annotated[str | None, typer.Option("--sasl-user", metavar="NAME")] = None
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_no_verify: bool = False
+    sasl: str | None = None
+    sasl_user: str | None = None
 
     def access(self, timeout_s: float) -> Access:
         """Return the way to log in; raises an error for a file that is unusable."""

@@ -6,18 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated
-
-import typer
 
 from kdissect.cli.incidents import incident_lines
-from kdissect.cli.inventory import write_inventory
+from kdissect.cli.inventory import InventoryOptions, write_inventory
 from kdissect.cli.options import (
-    InventoryOptions,
     ResultOptions,
     SelectionOptions,
     SourceOptions,
-    Sources,
 )
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
@@ -31,21 +26,14 @@ from kdissect.cli.verbs import verb
   kdissect report before/ after/ --inventory clients.csv --since 2026-11-21T07:30:00Z
 """)
 def report_command(
-    source: Sources,
+    source: list[str],
     selected: SelectionOptions,
     capture: SourceOptions,
     clients: InventoryOptions,
     result: ResultOptions,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
-    ] = None,
-    csv: Annotated[
-        bool, typer.Option("--csv/--no-csv", help="Write NAME-*.csv beside the page.")
-    ] = True,
-    target: Annotated[
-        str, typer.Option("--target", metavar="R", help="The Kafka release to check clients for.")
-    ] = "4.0",
+    out: str | None = None,
+    csv: bool = True,
+    target: str = "4.0",
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""
     from kdissect.report import Options, build, check_options, name_of

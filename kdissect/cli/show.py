@@ -4,18 +4,70 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
-from kdissect.cli.messages import EXIT_INTERRUPTED, close_stdout, say, some_of
-from kdissect.cli.options import CaptureOptions, Captures, Quiet, SelectionOptions, checked
-from kdissect.cli.rows import Format, format_of, write_file
-from kdissect.cli.verbs import verb
+from kdissect.cli.options import CaptureOptions, SelectionOptions, checked
+from kdissect.cli.output import (
+    EXIT_INTERRUPTED,
+    Format,
+    close_stdout,
+    format_of,
+    say,
+    some_of,
+    write_file,
+)
+from kdissect.cli.verbs import OptionGroup, verb
 from kdissect.show.style import Clock
 
 if TYPE_CHECKING:
     from kdissect.show.listing import Exchanges
+    from kdissect.show.loop import Style
+
+
+@dataclass(frozen=True)
+class ShownOptions(OptionGroup):
+    """Options for what is shown of each exchange, and how."""
+
+    verbose: bool = False
+    raw: bool = False
+    records: bool = False
+    as_json: bool = False
+    columns: str | None = None
+    time: Clock | None = None
+    out: str | None = None
+    header: bool | None = None
+    colour: bool | None = None
+    quiet: bool = False
+
+    def style(self) -> Style:
+        """Return the style; raises BadParameter for options that exclude each other."""
+        from kdissect.show.columns import DEFAULT, fitted, parse_columns
+        from kdissect.show.loop import Style
+
+        is_text = self.verbose or self.raw
+        if self.as_json and is_text:
+            raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
+        if self.out is not None and (self.as_json or is_text or self.records):
+            raise typer.BadParameter(
+                "it writes columns; no --json, -v, -x, --records", param_hint="--out"
+            )
+        names, is_stored = None, self.as_json or self.out is not None
+        if self.columns is not None:
+            names = checked("--columns", lambda text: parse_columns(text, is_stored), self.columns)
+        shown = DEFAULT if is_stored or names is None else names
+        return Style(
+            self.as_json,
+            self.verbose,
+            self.raw,
+            self.records,
+            _has_colour(self.colour),
+            fitted(shown, self.time, _line_width()),
+            header=sys.stdout.isatty() if self.header is None else self.header,
+            names=names,
+        )
 
 
 @verb("""
@@ -28,102 +80,31 @@ if TYPE_CHECKING:
   tcpdump -i any -U -w - port 9092 | kdissect show -
 """)
 def show_command(
-    captures: Captures,
+    captures: list[str],
     selected: SelectionOptions,
     capture: CaptureOptions,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="The messages in full, as trees.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--hex", "-x", help="The messages' bytes, beside their fields.")
-    ] = False,
-    records: Annotated[
-        bool, typer.Option("--records", help="The records that were produced and fetched.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line: the columns of exchanges.")
-    ] = False,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns",
-            metavar="NAMES",
-            help="time, ends, address, client, api, sizes, latency, exchange, packets, detail, or "
-            "columns of exchanges; a comma between them, + before one that is added.",
-        ),
-    ] = None,
-    time: Annotated[
-        Clock | None,
-        typer.Option(
-            "--time",
-            help="utc (date and time), clock (time of day), relative (seconds since the first "
-            "line), delta (since the line before).",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Write the columns of exchanges to FILE: .csv, .json, .ndjson, .parquet, .arrow.",
-        ),
-    ] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option("--header/--no-header", help="A line of titles (default: on a terminal)."),
-    ] = None,
-    colour: Annotated[
-        bool | None,
-        typer.Option(
-            "--colour/--no-colour",
-            "--color/--no-color",
-            help="Colours (default: on a terminal, unless NO_COLOR is set).",
-        ),
-    ] = None,
-    quiet: Quiet = False,
+    shown: ShownOptions,
 ) -> None:
     """Print requests with their answers, a line each, as soon as they are complete, without Spark.
 
     Values of one option are alternatives; different options must all hold.
     """
-    if as_json and (verbose or raw):
-        raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
-    form = format_of(out)
-    if out is not None and (as_json or verbose or raw or records):
-        raise typer.BadParameter(
-            "it writes columns; no --json, -v, -x, --records", param_hint="--out"
-        )
-    from kdissect.show.columns import DEFAULT, fitted, parse_columns
-    from kdissect.show.listing import Exchanges
-    from kdissect.show.loop import Style, show
-    from kdissect.tables.schemas import EXCHANGES
-    from kdissect.text import unread
-
+    form = format_of(shown.out)
+    style = shown.style()
     selection = selected.selection()
     options = capture.options()
-    is_stored = as_json or out is not None
-    names: tuple[str, ...] = EXCHANGES.names if out is not None else DEFAULT
-    if columns is not None:
-        names = checked("--columns", lambda text: parse_columns(text, is_stored), columns)
-    style = Style(
-        as_json,
-        verbose,
-        raw,
-        records,
-        _has_colour(colour),
-        fitted(DEFAULT if is_stored else names, time, _line_width()),
-        header=sys.stdout.isatty() if header is None else header,
-        names=None if columns is None else names,
-    )
+    from kdissect.show.listing import Exchanges
+    from kdissect.show.loop import show
+    from kdissect.text import unread
 
     def note(line: str) -> None:
-        if not quiet:
+        if not shown.quiet:
             say(f"warning: {line}")
 
     exchanges = Exchanges(captures, options, selection, note, style.detail)
     try:
-        if out is not None:
-            _write(exchanges, names, form, out, quiet)
+        if shown.out is not None:
+            _write(exchanges, style.names, form, shown.out, shown.quiet)
         else:
             show(exchanges, options, style, _put_bytes)
     except BrokenPipeError:
@@ -135,22 +116,25 @@ def show_command(
         os._exit(EXIT_INTERRUPTED)
     reading = exchanges.reading
     left = unread(reading.unread)
-    if left is not None and not quiet:
+    if left is not None and not shown.quiet:
         say(left)
     if not reading.resumed.counts.kafka:
         note(f"no Kafka traffic found in {some_of(captures)}")
 
 
 def _write(
-    exchanges: Exchanges, names: tuple[str, ...], form: Format, path: str, quiet: bool
+    exchanges: Exchanges, names: tuple[str, ...] | None, form: Format, path: str, quiet: bool
 ) -> None:
-    """Write columns of `exchanges` to a file, as far as they come before an interrupt."""
+    """Write columns of `exchanges` to a file, as far as they come before an interrupt.
+
+    names: None is all columns.
+    """
     import pyarrow as pa
 
     from kdissect.tables.schemas import EXCHANGES
     from kdissect.text import plural
 
-    schema = pa.schema([EXCHANGES.field(name) for name in names])
+    schema = pa.schema([EXCHANGES.field(name) for name in names or EXCHANGES.names])
     write_file(form, schema, exchanges.batches(schema), path)
     if not quiet:
         say(f"{plural(exchanges.count, 'exchange')} in {path}")

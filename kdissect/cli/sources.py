@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kdissect.cli.messages import say, some_of
+from kdissect.cli.output import say, some_of
 from kdissect.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -94,15 +94,7 @@ def _read_captures(paths: Sequence[str], options: SourceOptions, missing: Captur
             f"{some_of(paths)}: {byte_size(size)} are more than --in-process-max "
             f"{byte_size(options.in_process_max)}; {advice}"
         )
-    tables = api.read(
-        paths,
-        ports=options.port or (),
-        keylog=options.keylog or (),
-        payload=options.payload.value,
-        reveal_secrets=options.reveal_secrets,
-        limits=options.limits,
-        spool=options.spool,
-    )
+    tables = api.read(paths, **options.of_api())
     if not any(tables.connections.to_arrow(["is_kafka"])["is_kafka"].to_pylist()):
         say(f"warning: no Kafka traffic found in {some_of(paths)}")
     return tables

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import fields, is_dataclass
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import update_wrapper
-from typing import Annotated, Any, get_args, get_type_hints
+from importlib import import_module, resources
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -15,6 +17,9 @@ from typer.core import TyperCommand
 from kdissect import __version__
 from kdissect.cli import debug_log
 
+_DECLARED: dict[str, dict[str, list[Any]]] = tomllib.loads(
+    resources.files(__package__).joinpath("options.toml").read_text("utf-8")
+)
 _DEBUG = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
@@ -59,6 +64,13 @@ def _root(
     """Packet captures of Apache Kafka traffic to tables."""
 
 
+@dataclass(frozen=True)
+class OptionGroup:
+    """Options that belong together: each field is one. TITLE: of their panel in the help."""
+
+    TITLE: ClassVar[str | None] = None
+
+
 def verb(help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
     """Return a decorator that registers the function `NAME_command` as `kdissect NAME`.
 
@@ -72,62 +84,93 @@ def verb(help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
             super().format_help(ctx, formatter)
             typer.echo(f" Examples:\n{help_examples}")
 
-        def invoke(self, ctx: Any) -> Any:
+        def invoke(self, ctx: Any) -> object:
             debug_log.log_options(ctx)
             return super().invoke(ctx)
 
     def register(command: Callable[..., None]) -> GroupedCommand:
         grouped = GroupedCommand(command)
-        app.command(command.__name__.removesuffix("_command"), cls=Verb)(grouped)
+        app.command(_verb_name(command), cls=Verb)(grouped)
         return grouped
 
     return register
 
 
 class GroupedCommand:
-    """A command for Typer: options replace each parameter that is a group, and `--debug` is added.
+    """A command for Typer: each parameter is declared in `options.toml`, and `--debug` is added.
 
-    Typer reads a callable's `__signature__` and `__annotations__`.
+    Options replace a parameter that is an `OptionGroup`. Typer reads a callable's
+    `__signature__` and `__annotations__`.
     """
 
     def __init__(self, command: Callable[..., None]) -> None:
         update_wrapper(self, command)
-        hints = get_type_hints(command, include_extras=True)
         self._command = command
-        self._groups: dict[str, Any] = {
-            name: hint for name, hint in hints.items() if is_dataclass(hint)
-        }
+        self._groups: dict[str, type[OptionGroup]] = {}
+        name_of_verb = _verb_name(command)
+        hints = get_type_hints(command)
         parameters: list[inspect.Parameter] = []
         last: list[inspect.Parameter] = []  # groups without a title, behind a verb's own options
         for name, parameter in inspect.signature(command).parameters.items():
-            if name in self._groups:
-                group = self._groups[name]
-                (parameters if group.TITLE else last).extend(_options(group))
-            else:
-                parameters.append(
-                    parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-                )
+            group = hints[name]
+            if not (isinstance(group, type) and issubclass(group, OptionGroup)):
+                parameters.append(_parameter(name_of_verb, name, group, parameter.default))
+                continue
+            self._groups[name] = group
+            types = get_type_hints(group)
+            (parameters if group.TITLE else last).extend(
+                _parameter(name_of_verb, field.name, types[field.name], field.default, group.TITLE)
+                for field in fields(group)
+            )
         parameters += [*last, _DEBUG]
         self.__signature__ = inspect.Signature(parameters)
         self.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
-    def __call__(self, **values: Any) -> None:
+    def __call__(self, **values: object) -> None:
         del values[_DEBUG.name]  # its callback did the work
         for name, group in self._groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         self._command(**values)
 
 
-def _options(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field; the help lists them under the group's title."""
-    types = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        kind, option = get_args(types[field.name])
-        option = copy(option)
-        option.rich_help_panel = group.TITLE
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[kind, option],
-        )
+def _verb_name(command: Callable[..., None]) -> str:
+    return command.__name__.removesuffix("_command")
+
+
+def _parameter(
+    verb_name: str, name: str, hint: Any, default: object, panel: str | None = None
+) -> inspect.Parameter:
+    """Return a parameter with Typer's declaration of it. panel: a title in the help."""
+    declared = _DECLARED[verb_name if name in _DECLARED.get(verb_name, ()) else "shared"][name]
+    flags, metavar, text, *others = declared
+    settings = {"metavar": metavar or None, "help": text, **(others[0] if others else {})}
+    for key in ("parser", "check"):
+        if key in settings:
+            settings["parser"] = _parsed_by(settings.pop(key), keeps_text=key == "check")
+    option: object = typer.Argument(**settings)
+    if flags:
+        option = typer.Option(*flags.split(), rich_help_panel=panel, **settings)
+    annotation = Annotated[hint, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _parsed_by(name: str, *, keeps_text: bool) -> Callable[[object], object]:
+    """Return a parser of an option's values: the function ``module:function``.
+
+    Its module is imported at the first value. A ValueError becomes an error of usage. keeps_text:
+    the function only checks the value, which stays as it is.
+    """
+    module, _, path = name.partition(":")
+
+    def parse(value: object) -> object:
+        if not isinstance(value, str):  # a default
+            return value
+        try:
+            found = attrgetter(path)(import_module(module))(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return value if keeps_text else found
+
+    return parse

@@ -138,7 +138,7 @@ _CUT_WIDTHS = {"api": 18, "client": 12, "ends": 37, "address": 17}
 def _layout(
     names: Sequence[str], clock: Clock | None, width: int | None, given_up: Sequence[str]
 ) -> LineLayout:
-    clock = clock or (Clock.CLOCK if "date" in given_up else Clock.UTC)
+    clock = clock or ("clock" if "date" in given_up else "utc")
     columns = []
     for name in names:
         if name == "ends" and "broker" in given_up:
@@ -154,11 +154,11 @@ def _layout(
     return LineLayout(tuple(columns), clock, width)
 
 
-_TIMES = {
-    Clock.UTC: ShownColumn("time", "TIME (UTC)", 26),
-    Clock.CLOCK: ShownColumn("time", "TIME (UTC)", 15),
-    Clock.RELATIVE: ShownColumn("time", "SECONDS", 13, True),
-    Clock.DELTA: ShownColumn("time", "SECONDS LATER", 13, True),
+_TIMES: dict[Clock, ShownColumn] = {
+    "utc": ShownColumn("time", "TIME (UTC)", 26),
+    "clock": ShownColumn("time", "TIME (UTC)", 15),
+    "relative": ShownColumn("time", "SECONDS", 13, True),
+    "delta": ShownColumn("time", "SECONDS LATER", 13, True),
 }
 
 

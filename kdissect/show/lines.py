@@ -116,11 +116,11 @@ class LineMaker:
         column = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
         time_ns = column.to_numpy(zero_copy_only=False).astype(np.int64)
         clock = self._layout.clock
-        if clock in (style.Clock.UTC, style.Clock.CLOCK):
-            return text_columns.time_column(time_ns, with_date=clock is style.Clock.UTC)
+        if clock in ("utc", "clock"):
+            return text_columns.time_column(time_ns, with_date=clock == "utc")
         if self._first_ns is None:
             self._first_ns = self._last_ns = int(time_ns[0])
-        if clock is style.Clock.RELATIVE:
+        if clock == "relative":
             return text_columns.seconds_column(time_ns - self._first_ns)
         before = np.concatenate([[self._last_ns], time_ns[:-1]])
         self._last_ns = int(time_ns[-1])

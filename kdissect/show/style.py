@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal
 
 RESET, BOLD, DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = (f"\x1b[3{n}m" for n in range(1, 7))
@@ -19,10 +19,4 @@ def painted(part: str, colour: str, wanted: bool) -> str:
     return f"{colour}{part}{RESET}" if wanted and part else part
 
 
-class Clock(StrEnum):
-    """--time"""
-
-    UTC = "utc"
-    CLOCK = "clock"
-    RELATIVE = "relative"
-    DELTA = "delta"
+Clock = Literal["utc", "clock", "relative", "delta"]  # of --time

@@ -1,19 +1,69 @@
-"""`kdissect sql`: SQL over the tables of a set, run by DuckDB."""
+"""`kdissect summary`, `check` and `sql`: what the tables of a set say."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kdissect.cli.messages import say_notes
-from kdissect.cli.options import SourceOptions
-from kdissect.cli.rows import BINARY, Format, format_of, write_file, write_stdout
-from kdissect.cli.sources import open_source
+from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions
+from kdissect.cli.output import BINARY, Format, format_of, say_notes, write_file, write_stdout
+from kdissect.cli.sources import open_selected, open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
+    from kdissect.sql import Database
+
+
+@verb("""
+  kdissect summary trace.pcap
+  kdissect summary tables/ --json
+""")
+def summary_command(
+    source: list[str], selected: SelectionOptions, capture: SourceOptions, as_json: bool = False
+) -> None:
+    """Summarise a capture or a table set: APIs, clients, topics and anomalies."""
+    from rich.console import Console
+
+    from kdissect.summary import print_summary, summarise
+
+    tables = open_selected(source, capture, selected)
+    with logged_step("summarise"):
+        document = summarise(tables)
+    if as_json:
+        ResultOptions(as_json=True).put(document, ())
+    else:
+        print_summary(document, Console())
+
+
+@verb("""
+  kdissect check tables/
+  kdissect check tables/ --json
+""")
+def check_command(source: list[str], capture: SourceOptions, result: ResultOptions) -> None:
+    """Check that the tables agree with each other: bytes, packets, ids and rows; exit 1 if not."""
+    from kdissect.accounts import check
+
+    tables = open_source(source, capture)
+    with logged_step("check"):
+        document = check(tables)
+    result.put(document, _lines(document), failed=bool(document["faults"]))
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    from kdissect.text import visible
+
+    for fault in document["faults"]:
+        place = visible(fault["place"])
+        yield f"{fault['account']}: {place}: {fault['left']:,} is not {fault['right']:,}"
+    wrong = len({fault["account"] for fault in document["faults"]})
+    count = len(document["accounts"])
+    yield f"{wrong} of {count} accounts do not add up" if wrong else f"{count} accounts add up"
 
 
 @verb("""
@@ -26,33 +76,12 @@ from kdissect.step_log import logged_step
   kdissect sql tables/ "describe exchanges"
 """)
 def sql_command(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="A table set, or a capture (file, folder, glob)."),
-    ],
+    source: str,
     capture: SourceOptions,
-    query: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[QUERY]",
-            help="One statement that reads; '-' is stdin. None on a terminal is a prompt.",
-        ),
-    ] = None,
-    form: Annotated[
-        Format | None,
-        typer.Option(
-            "--format", help="How rows are written (default: by FILE's ending, else table)."
-        ),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write to FILE, not to stdout.")
-    ] = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            "--memory", metavar="SIZE", help="Memory for the query before it uses the disk."
-        ),
-    ] = "1GiB",
+    query: str | None = None,
+    form: Format | None = None,
+    out: str | None = None,
+    memory: str = "1GiB",
 ) -> None:
     """Query the tables with SQL: each is a view, exchanges, api_fetch, internal_offset_commit,
     ..."""
@@ -85,7 +114,7 @@ def sql_command(
                 write_file(form, schema, batches, out)
 
 
-def _prompt(tables: Any, database: Any) -> None:
+def _prompt(tables: Tables, database: Database) -> None:
     from kdissect.sql import view_name
     from kdissect.sql.prompt import Prompt, line_editing
 
