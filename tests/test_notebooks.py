@@ -7,11 +7,13 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.cases import cases
 from tests.conftest import ROOT
 from tools.run_notebooks import run
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-IN_JUPYTER = "which_client_is_slow"  # the others run there among the heavy tests
+# the others run in Jupyter among the heavy tests
+IN_JUPYTER = [path for path in NOTEBOOKS if path.stem == "which_client_is_slow"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -27,12 +29,10 @@ def test_a_notebook_ends_in_an_answer(path: Path, monkeypatch: pytest.MonkeyPatc
     print(f"{path.stem}: {names['answer']}")
 
 
-@pytest.mark.parametrize(
+@cases(
     "path",
-    [
-        pytest.param(path, marks=[] if path.stem == IN_JUPYTER else [pytest.mark.heavy])
-        for path in NOTEBOOKS
-    ],
+    IN_JUPYTER,
+    heavy=[path for path in NOTEBOOKS if path not in IN_JUPYTER],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_shows_what_it_has_stored(path: Path) -> None:

@@ -16,6 +16,7 @@ from kdissect.cli import app
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.sources import open_source, parse_size
 from kdissect.errors import CaptureError
+from tests.cases import cases
 
 VERBS: dict[str, Callable[[str, Path], list[str]]] = {
     "summary": lambda source, _: [source, "--json"],
@@ -24,6 +25,7 @@ VERBS: dict[str, Callable[[str, Path], list[str]]] = {
     "diff": lambda source, _: [source, source, "--json"],
     "report": lambda source, out: [source, "--json", "--no-csv", "--out", str(out / "x.html")],
 }
+NAMES = ("java_*.pcap", "java_0_10_2_2.pcap")
 OWN = {"out", "timings", "source", "totals"}  # of a set on disk, or of the run that made it
 
 
@@ -55,16 +57,11 @@ def printed(verb: str, source: object, out: Path) -> Any:
     return {name: value for name, value in document.items() if name not in OWN}
 
 
-@pytest.mark.parametrize(
+# all verbs find captures by the same function: a glob and a file for one of them
+@cases(
     ("verb", "name"),
-    [
-        # all verbs find captures by the same function: a glob and a file for one of them
-        pytest.param(
-            verb, name, marks=[] if name == "." or verb == "summary" else pytest.mark.heavy
-        )
-        for verb in VERBS
-        for name in (".", "java_*.pcap", "java_0_10_2_2.pcap")
-    ],
+    [*((verb, ".") for verb in VERBS), *(("summary", name) for name in NAMES)],
+    heavy=[(verb, name) for verb in VERBS if verb != "summary" for name in NAMES],
 )
 def test_captures_and_table_sets_give_the_same(
     verb: str, name: str, capture: Path, table_set: Path, tmp_path: Path

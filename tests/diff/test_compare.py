@@ -25,6 +25,7 @@ from tests.builders.captures import lose_packets
 from tests.builders.halves import halves
 from tests.builders.tables import changed, connection, exchange, with_column
 from tests.builders.tables import tables as table_set
+from tests.cases import cases
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +38,7 @@ def java(captures: Path) -> Tables:
     return kdissect.read(captures / "java_2_0_1.pcap")
 
 
-@pytest.mark.parametrize(
-    "capture", ["java_2_0_1.pcap", pytest.param("sarama.pcap.gz", marks=pytest.mark.heavy)]
-)
+@cases("capture", ["java_2_0_1.pcap"], heavy=["sarama.pcap.gz"])
 def test_a_capture_does_not_differ_from_itself(capture: str, captures: Path) -> None:
     """A capture compared with itself."""
     tables = kdissect.read(captures / capture)
@@ -181,7 +180,7 @@ def test_exchanges_of_one_moment_are_one_event(many: Tables) -> None:
     assert (row["moments_a"], row["moments_b"]) == (1, 1)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.heavy) for n in (1, 2))])
+@cases("seed", [0], heavy=[1, 2])
 def test_random_halves_are_alike(seed: int, sarama: Tables, java: Tables) -> None:
     """Connections dealt out at random: no false alarm of any kind."""
     for tables in (sarama, java):

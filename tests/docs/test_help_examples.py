@@ -21,6 +21,7 @@ import kdissect as package
 from kdissect import api
 from kdissect.cli import app, dissect
 from tests import console
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
 EXAMPLES = [
@@ -146,12 +147,10 @@ def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> An
     return package.read(captures, **options).write(out, overwrite=replaces)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("verb", "line"),
-    [
-        pytest.param(verb, line, id=line, marks=[pytest.mark.heavy] if line in REPEATED else [])
-        for verb, line in EXAMPLES
-    ],
+    EXAMPLES,
+    heavy=[(verb, line) for verb, line in EXAMPLES if line in REPEATED],
 )
 def test_an_example_of_help_succeeds(
     verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pyarrow.compute as pc
-import pytest
 
 import kdissect
 from kdissect.extract import extract
@@ -12,6 +11,7 @@ from kdissect.extract.anonymize import Anonymizer
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
@@ -44,15 +44,8 @@ def _names(tables: kdissect.Tables) -> set[str]:
     return {name for name in names if len(name) > 5 and name not in software}
 
 
-@pytest.mark.parametrize(
-    "name",
-    # record batches of today, and message sets
-    [
-        "librdkafka.pcap",
-        "java_0_10_2_2.pcap",
-        pytest.param("java_2_0_1.pcap", marks=pytest.mark.heavy),
-    ],
-)
+# record batches of today, and message sets
+@cases("name", ["librdkafka.pcap", "java_0_10_2_2.pcap"], heavy=["java_2_0_1.pcap"])
 def test_the_same_conversations_with_other_names(tmp_path, name):
     """Rows, counts and checksums stay; only names change."""
     path, out = CAPTURES / name, tmp_path / "out.pcapng"
@@ -87,20 +80,14 @@ def test_the_same_conversations_with_other_names(tmp_path, name):
     assert re.fullmatch(r"10\.0\.0\.\d", str(after.connections.to_arrow()["client_ip"][0]))
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
-    [
-        *("sasl/sasl.pcap", "sasl/sasl_handshake_v0.pcap", "admin/admin.pcap", "shapes/ipv6.pcap"),
-        *(
-            pytest.param(name, marks=pytest.mark.heavy)
-            for name in ("share_streams/streams.pcap", "transactions/transactions.pcap",
-                         "zookeeper/zk_3_9_1_ibp_2_4.pcap")
-        )
-    ],
-)  # fmt: skip
+    ["sasl/sasl", "sasl/sasl_handshake_v0", "admin/admin", "shapes/ipv6"],
+    heavy=["share_streams/streams", "transactions/transactions", "zookeeper/zk_3_9_1_ibp_2_4"],
+)
 def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
     """Only cut frames are lost."""
-    path = needed(SHARED / name)
+    path = needed(SHARED / f"{name}.pcap")
     before, after = kdissect.read(path, payload="none"), _retold(path, tmp_path / "out.pcapng")
     found = set(_rows(after))
     lost = [row for row in _rows(before) if row not in found]

@@ -4,16 +4,14 @@ from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pytest
 
 import kdissect
 from kdissect.api import Table, Tables
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
 
-@pytest.mark.parametrize(
-    "name", ["retries_duplicate", pytest.param("retries_duplicate_plain", marks=pytest.mark.heavy)]
-)
+@cases("name", ["retries_duplicate"], heavy=["retries_duplicate_plain"])
 def test_offsets_of_both_copies(name: str) -> None:
     """Ten records lie at offset 30; the copy has the offset that the broker gave the last one."""
     found = kdissect.read(CAPTURES / "incidents" / f"{name}.pcap.gz").incidents().to_pylist()[0]

@@ -1,7 +1,6 @@
 """Recorded incidents: kdissect finds each one, with its subject and time, and nothing else."""
 
-import pytest
-
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.incidents.recorded import judge, truths
 
@@ -14,13 +13,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.heavy if name in REPEATED else [])
-        for name in truths(RECORDED)
-    ],
-)
+@cases("name", truths(RECORDED), heavy=REPEATED)
 def test_recorded_incident(name: str) -> None:
     """The findings above `info` equal the truth that the recording script wrote."""
     assert judge(RECORDED, name).faults == []

@@ -22,6 +22,7 @@ from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
 from tests.builders.segments import in_memory
 from tests.builders.talks import BROKER, CLIENT, Playbook
+from tests.cases import cases
 from tests.kafka.conversations import NAMED, Conversation, check_accounts, conversations, frames_of
 from tests.steps import assert_linear
 
@@ -302,13 +303,7 @@ def test_hostile_bytes_are_accounted_for(name: str) -> None:
     assemble_hostile(name, 400_000)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("headers", "large") else pytest.mark.heavy)
-        for name in hostile(0)
-    ],
-)
+@cases("name", ["headers", "large"], heavy=["zeros", "sizes", "responses", "random"])
 def test_hostile_bytes_take_linear_time(name: str) -> None:
     """Twice the bytes take at most twice the steps."""
     assert_linear(assemble_hostile, 1000, name)

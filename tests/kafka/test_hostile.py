@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import kdissect
+from tests.cases import cases
 from tests.steps import assert_linear
 
 PACKET = np.dtype(
@@ -141,16 +142,7 @@ def read_made(name: str, count: int) -> None:
         kdissect.read(globals()[name](Path(folder, "made.pcap"), count))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(flood, overlaps),
-        *(
-            pytest.param(make, marks=pytest.mark.heavy)
-            for make in (gaps, retransmissions, fragments)
-        ),
-    ],
-)
+@cases("make", [flood, overlaps], heavy=[gaps, retransmissions, fragments])
 def test_work_is_linear_in_the_packets(make: Any) -> None:
     """Twice the packets take at most twice the steps."""
     assert_linear(read_made, 50, make.__name__)

@@ -17,6 +17,7 @@ from kdissect.pipeline.table_set import MANIFEST
 from tests.builders.captures import Packet, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
@@ -63,9 +64,7 @@ def test_many_tasks_append_what_one_does(spark, tmp_path):
     check(tables, captures)
 
 
-@pytest.mark.parametrize(
-    "name", ["java_2_0_1", pytest.param("librdkafka", marks=pytest.mark.heavy)]
-)
+@cases("name", ["java_2_0_1"], heavy=["librdkafka"])
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
     captures = rotated(CAPTURES / f"{name}.pcap", 3, tmp_path / "parts")
@@ -86,13 +85,10 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "cuts"),
-    [
-        ("java_0_10_2_2.pcap", 2),
-        pytest.param("sarama.pcap.gz", 1, marks=pytest.mark.heavy),
-        ("tls13.pcap.gz", 1),
-    ],
+    [("java_0_10_2_2.pcap", 2), ("tls13.pcap.gz", 1)],
+    heavy=[("sarama.pcap.gz", 1)],
 )
 def test_two_parts_have_the_exchanges_of_one_run(name, cuts, tmp_path, in_process):
     """A capture in two parts, cut at some places, the second appended to the first."""

@@ -13,6 +13,7 @@ import kdissect
 from kdissect.datasource import KEPT_S, KdissectDataSource, table_set
 from kdissect.pipeline.options import Options
 from tests.builders.messages import COMMIT, COMMIT_KEY, batch, fetch, write_capture
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
 CAPTURE = CAPTURES / "sarama.pcap.gz"
@@ -70,9 +71,7 @@ def _check(found, expected):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "name", [TABLES[0], *(pytest.param(name, marks=pytest.mark.heavy) for name in TABLES[1:])]
-)
+@cases("name", TABLES[:1], heavy=TABLES[1:])
 def test_spark_gives_the_rows_of_read(source, tables, name):
     """A query over a table has the columns and rows of `kdissect.read`."""
     _check(source(name).toArrow(), tables[name].to_arrow())

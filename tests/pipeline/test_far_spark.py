@@ -13,6 +13,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline.plan import capture_id as capture_id_of
 from kdissect.pipeline.table_set import MANIFEST
 from tests.builders.tables import all_rows
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import Store, object_store
 
@@ -67,7 +68,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 160_000])
+@cases("split_bytes", [160_000], heavy=[None])
 def test_rows_of_the_local_file(
     spark: Any, store: Store, read_here: list[int], split_bytes: int | None
 ) -> None:

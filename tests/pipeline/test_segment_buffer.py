@@ -12,9 +12,11 @@ from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
 from kdissect.pipeline import assemble, segment_buffer
 from tests.builders.captures import split_capture
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
-SOME = ("librdkafka.pcap", "tls13.pcap.gz")  # plain and decrypted
+SOME = [CAPTURES / "librdkafka.pcap", CAPTURES / "tls13.pcap.gz"]  # plain and decrypted
+OTHERS = [path for path in sorted(CAPTURES.glob("*.pcap*")) if path not in SOME]
 
 
 def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
@@ -36,14 +38,7 @@ def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
             assert one.equals(two), table
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=[] if path.name in SOME else pytest.mark.heavy)
-        for path in sorted(CAPTURES.glob("*.pcap*"))
-    ],
-    ids=lambda path: path.name,
-)
+@cases("path", SOME, heavy=OTHERS, ids=lambda path: path.name)
 def test_parts_and_files_change_no_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets in parts and in temporary files give the tables of buckets in memory."""
     keylog = sorted(CAPTURES.glob("*.keylog"))

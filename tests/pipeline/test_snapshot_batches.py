@@ -21,6 +21,7 @@ from tests.builders.messages import (
     write_capture,
 )
 from tests.builders.tables import kinds, rows
+from tests.cases import cases
 
 RECORDED = ("record_batches", "records", "internal/TopicRecord", "internal/ConfigRecord")
 
@@ -93,9 +94,7 @@ def batch_rows(tables: kdissect.Tables) -> dict[int, list[dict[str, Any]]]:
     return {position[exchange_id]: some for exchange_id, some in listed.items()}
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(6, 12))]
-)
+@cases("seed", range(6), heavy=range(6, 12))
 def test_a_cut_batch_is_a_partial_row_in_each_response(tmp_path: Path, seed: int) -> None:
     """Each response has all its bytes in rows; cut batches have their header's values."""
     chosen = random.Random(seed)
@@ -158,9 +157,7 @@ def test_records_and_topics_of_whole_batches(tmp_path: Path, seed: int) -> None:
     assert row["topics"] == [name], ident
 
 
-@pytest.mark.parametrize(
-    "split_bytes", [3_001, *(pytest.param(n, marks=pytest.mark.heavy) for n in (20_000, None))]
-)
+@cases("split_bytes", [3_001], heavy=[20_000, None])
 def test_splits_and_slots_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_bytes: int | None
 ) -> None:

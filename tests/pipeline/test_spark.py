@@ -12,6 +12,7 @@ import pytest
 import kdissect
 from kdissect.pipeline.set_folder import STAGING
 from tests.builders.tables import all_rows
+from tests.cases import cases
 from tests.material import needs_material
 from tests.truth.material import Capture
 
@@ -22,7 +23,7 @@ def schemas(tables: kdissect.Tables) -> dict[str, pa.Schema]:
     return {name: tables[name].schema for name in tables.names}
 
 
-@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 100_000])
+@cases("split_bytes", [100_000], heavy=[None])
 def test_spark_gives_the_rows_of_read(
     spark: Any, captures: Path, tmp_path: Path, split_bytes: int | None
 ) -> None:

@@ -19,6 +19,7 @@ from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manife
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import set_files, topics_table, write_topics
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import object_store
 
@@ -213,13 +214,10 @@ def places(tmp_path_factory):
         yield here, there
 
 
-@pytest.mark.parametrize(
+@cases(
     "verb",
-    [
-        ["sql", "{}", "select api_name, count(*) from exchanges group by all order by all"],
-        pytest.param(["readiness", "{}", "--target", "4.0", "--json"], marks=pytest.mark.heavy),
-        pytest.param(["diff", "{}", "{}", "--json"], marks=pytest.mark.heavy),
-    ],
+    [["sql", "{}", "select api_name, count(*) from exchanges group by all order by all"]],
+    heavy=[["readiness", "{}", "--target", "4.0", "--json"], ["diff", "{}", "{}", "--json"]],
     ids=lambda verb: verb[0],
 )
 def test_verbs_print_the_same_for_a_set_in_a_store(places, verb):

@@ -3,21 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import kdissect
 from tests.builders.captures import read_packets, write_packets
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "librdkafka.pcap",
-        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("java_2_0_1.pcap",
-                                                                   "sarama.pcap.gz")),
-    ],
-)  # fmt: skip
+@cases("name", ["librdkafka.pcap"], heavy=["java_2_0_1.pcap", "sarama.pcap.gz"])
 def test_responses_alone(name: str, tmp_path: Path) -> None:
     """No API is wrong; a version that is sure is right; every response stays a row."""
     whole = kdissect.read(CAPTURES / name).exchanges.to_arrow().to_pylist()

@@ -12,6 +12,7 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
 from tests.builders.tables import HOSTILE, hostile
+from tests.cases import cases
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
 
@@ -79,14 +80,10 @@ def _asked(browser: Any) -> list[str]:
     return [url for url in asked if not url.startswith(("data:", "about:", "chrome"))]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("which", "size", "scheme"),
-    [
-        ("attacked", PHONE, "dark"),
-        pytest.param("page", DESK, "light", marks=pytest.mark.heavy),
-        pytest.param("page", PHONE, "dark", marks=pytest.mark.heavy),
-        pytest.param("attacked", DESK, "light", marks=pytest.mark.heavy),
-    ],
+    [("attacked", PHONE, "dark")],
+    heavy=[("page", DESK, "light"), ("page", PHONE, "dark"), ("attacked", DESK, "light")],
 )
 def test_quiet_and_whole(
     browser: Any, which: str, size: tuple[int, int], scheme: str, request: pytest.FixtureRequest
@@ -171,14 +168,12 @@ def test_nothing_scrolls_sideways(
     assert hidden == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("which", "width", "media"),
-    [
-        *(("page", 1400, ""), ("long_names", 718, "print")),
-        pytest.param("long_names", 420, "", marks=pytest.mark.heavy),
-        pytest.param("long_names", 1400, "", marks=pytest.mark.heavy),
-        pytest.param("page", 420, "", marks=pytest.mark.heavy),
-        pytest.param("page", 718, "print", marks=pytest.mark.heavy),
+    [("page", 1400, ""), ("long_names", 718, "print")],
+    heavy=[
+        *(("long_names", 420, ""), ("long_names", 1400, "")),
+        *(("page", 420, ""), ("page", 718, "print")),
     ],
 )
 def test_paper_and_pages_without_scripts_have_all_columns(

@@ -16,6 +16,7 @@ from kdissect.report.sections import errors, latency
 from kdissect.sql import Database, requests
 from tests.builders.captures import lose_packets
 from tests.builders.tables import exchange, tables
+from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
@@ -140,16 +141,13 @@ def test_transactions_by_outcome(document: dict[str, Any], librdkafka: Tables) -
     assert outcomes
 
 
-@pytest.mark.parametrize(
+@cases(
     "capture",
     [
         *(CAPTURES / name for name in ("librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz")),
         *(SHARED / name for name in ("admin/admin.pcap", "share_streams/share.pcap")),
-        *(
-            pytest.param(SHARED / name / f"{name}.pcap", marks=pytest.mark.heavy)
-            for name in ("java_latest", "transactions", "cluster")
-        ),
     ],
+    heavy=[SHARED / name / f"{name}.pcap" for name in ("java_latest", "transactions", "cluster")],
     ids=lambda path: path.stem,
 )
 def test_every_error_code_has_its_place(capture: Path) -> None:

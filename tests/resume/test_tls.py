@@ -31,6 +31,7 @@ from tests.builders.captures import lose_packets, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import BROKER, CLIENT, Playbook
 from tests.builders.tls_talk import Parties, Sealer, TlsTalk
+from tests.cases import cases
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
 from tests.pipeline.appending import check, check_cuts, counted, rotated, saved_bytes
@@ -49,6 +50,7 @@ KINDS = {
     "1.2 CBC": ("TLSv1_2", "AES128-SHA"),
     "1.2 encrypt then MAC": ("TLSv1_2", "ECDHE-RSA-AES256-SHA384"),
 }
+QUICK = ("1.3 key updates", "1.2 mutual")
 
 
 def _exchange(number: int) -> tuple[bytes, bytes]:
@@ -150,15 +152,7 @@ def one_packet(window_bytes: Callable[[int], None]) -> None:
 
 
 @pytest.mark.usefixtures("one_packet")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=[] if kind in ("1.3 key updates", "1.2 mutual") else pytest.mark.heavy
-        )
-        for kind in KINDS
-    ],
-)
+@cases("kind", QUICK, heavy=[kind for kind in KINDS if kind not in QUICK])
 def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     """The exchanges are those of one run; a state has the open frame's records and no secret."""
     book, log = _conversation(kind, tmp_path)
@@ -192,14 +186,7 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     assert (generations == {0}) == ("updates" not in kind)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("1.3 key updates", "1.2 CBC"),
-        *(pytest.param(kind, marks=pytest.mark.heavy) for kind in ("1.3 traffic secrets",
-                                                                   "1.2 mutual")),
-    ],
-)  # fmt: skip
+@cases("kind", ["1.3 key updates", "1.2 CBC"], heavy=["1.3 traffic secrets", "1.2 mutual"])
 def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
     """An append after a cut in TLS gives the tables of one run over both parts."""
     book, log = _conversation(kind, tmp_path)

@@ -24,6 +24,7 @@ from kdissect.show.columns import fitted
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
 from kdissect.text import display_width
+from tests.cases import cases
 from tests.conftest import ROOT
 from tests.processes import KDISSECT, Run, run
 from tests.show.conftest import shown
@@ -152,9 +153,7 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
         assert f"'{name}'" not in loaded
 
 
-@pytest.mark.parametrize(
-    "width", [40, 100, 200, *(pytest.param(width, marks=pytest.mark.heavy) for width in (80, 120))]
-)
+@cases("width", [40, 100, 200], heavy=[80, 120])
 def test_lines_fit_the_terminal(
     width: int, kdissect: Run, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

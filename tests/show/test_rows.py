@@ -10,6 +10,7 @@ import pytest
 import kdissect
 from kdissect.show.loop import Style, json_lines
 from tests.builders.captures import read_packets, write_packets
+from tests.cases import cases
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
 MORE = shared(
@@ -38,7 +39,7 @@ def check_rows(path: Path) -> None:
     assert sorted(found) == expected(path, keylog)
 
 
-@pytest.mark.parametrize("size", [6_000, pytest.param(300_000, marks=pytest.mark.heavy)])
+@cases("size", [6_000], heavy=[300_000])
 @pytest.mark.parametrize("path", CASES, ids=str)
 def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
     """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
@@ -46,9 +47,7 @@ def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[i
     check_rows(path)
 
 
-@pytest.mark.parametrize(
-    "size", [20_000, *(pytest.param(size, marks=pytest.mark.heavy) for size in (6_000, 300_000))]
-)
+@cases("size", [20_000], heavy=[6_000, 300_000])
 @pytest.mark.parametrize("path", MORE, ids=str)
 def test_rows_of_other_captures_are_those_of_read(
     path: Path, size: int, window_bytes: Callable[[int], None]

@@ -13,6 +13,7 @@ from kdissect.sql.unanswered import unanswered
 from tests.builders.captures import cut_capture, lose_packets
 from tests.builders.tables import SECOND_US, START_US, exchange
 from tests.builders.tables import tables as made
+from tests.cases import cases
 
 KEY = ("client_port", "correlation_id", "api_key", "request_time_ns")
 
@@ -30,9 +31,7 @@ def statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", ["sarama.pcap.gz", "java_2_0_1.pcap", "librdkafka.pcap"])
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (2, 3))]
-)
+@cases("seed", [1], heavy=[2, 3])
 def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: Path) -> None:
     """Two percent of the packets are gone. An answer among them is never called missing."""
     data = (captures / name).read_bytes()

@@ -8,16 +8,14 @@ import kdissect
 from kdissect.pipeline import plan
 from kdissect.stories import events
 from kdissect.stories.events import Collector, story, unpack
+from tests.cases import cases
 from tests.material import needs_material
 from tests.truth.material import Capture
 from tests.truth.rows import set_differences
 
 
 @needs_material
-@pytest.mark.parametrize(
-    "name",
-    ["transactions/transactions", pytest.param("share_streams/streams", marks=pytest.mark.heavy)],
-)
+@cases("name", ["transactions/transactions"], heavy=["share_streams/streams"])
 def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small keys of events give the tables of few large ones."""
     capture = Capture(name)

@@ -21,6 +21,7 @@ from tests.builders.captures import write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import CLIENT, Gap, Playbook, proxied
 from tests.builders.tls_talk import Parties, TlsTalk
+from tests.cases import cases
 from tests.resume.window_run import Run, flat
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
@@ -246,9 +247,7 @@ def test_windows_of_a_packet(
     assert flat(run.packets(proxied(header))) == [(at, "paired") for at in range(4)]
 
 
-@pytest.mark.parametrize(
-    "header", [LINE, pytest.param(MALFORMED["two fields"], marks=pytest.mark.heavy)]
-)
+@cases("header", [LINE], heavy=[MALFORMED["two fields"]])
 def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> None:
     """Cut after every third packet, a set has the rows of one run, and its accounts are even."""
     some = proxied(header)

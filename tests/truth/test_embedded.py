@@ -12,6 +12,7 @@ import pytest
 
 import kdissect
 from tests.builders.captures import file_bytes, split_capture
+from tests.cases import cases
 from tests.material import needs_material
 from tests.truth import request_log
 from tests.truth.definitions import snake_case
@@ -180,7 +181,7 @@ def test_every_token_is_read(say: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("capture", WITH_SECRETS, ids=str)
-@pytest.mark.parametrize("loss", [None, 0.6, pytest.param(0.2, marks=pytest.mark.heavy)])
+@cases("loss", [None, 0.6], heavy=[0.2])
 def test_damaged_captures_show_no_secret(
     capture: Capture, loss: float | None, tmp_path: Path
 ) -> None:

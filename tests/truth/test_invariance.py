@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.cases import cases
 from tests.material import CAPTURES, needs_material
 from tests.truth.material import ALL, SHAPES_BASE, Capture, key_log, read, shapes
 from tests.truth.rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
@@ -44,13 +45,13 @@ MORE = ("transactions/transactions", "share_streams/share", "zookeeper/zk_1_1_1"
 LARGE = ("cluster/cluster", "perf/perf_tshark")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "split_bytes"),
-    [
-        *((name, 10_007) for name in SOME),
-        *(pytest.param(name, 10_007, marks=pytest.mark.heavy) for name in MORE),
-        *(pytest.param(name, 200_000, marks=pytest.mark.heavy) for name in (*SOME, *MORE)),
-        *(pytest.param(name, 1_000_003, marks=pytest.mark.heavy) for name in LARGE),
+    [(name, 10_007) for name in SOME],
+    heavy=[
+        *((name, 10_007) for name in MORE),
+        *((name, 200_000) for name in (*SOME, *MORE)),
+        *((name, 1_000_003) for name in LARGE),
     ],
 )
 def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:

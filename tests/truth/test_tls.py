@@ -9,6 +9,7 @@ import pytest
 
 import kdissect
 from tests.builders.captures import file_bytes, split_capture
+from tests.cases import cases
 from tests.material import CAPTURES, needs_material
 from tests.truth.material import Capture, each, key_log, read
 from tests.truth.rows import Row, as_rows, set_differences, without
@@ -122,7 +123,7 @@ def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
 
 
 @every_capture
-@pytest.mark.parametrize("share", [0.05, pytest.param(0.01, marks=pytest.mark.heavy)])
+@cases("share", [0.05], heavy=[0.01])
 def test_lost_packets_lose_what_they_touch(
     capture: Capture, share: float, tmp_path: Path, say: Any
 ) -> None:

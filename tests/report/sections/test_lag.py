@@ -8,6 +8,7 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.api_keys import ApiKey
 from tests.builders.tables import SECOND_US, START_US, exchange, tables
+from tests.cases import cases
 from tests.truth import lag as truth
 from tests.truth.material import Capture
 
@@ -202,14 +203,13 @@ def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
     assert (row["commits"], row["last_committed"], row["lag_at_end"]) == (1, 5, None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "least"),
-    [
-        ("transactions/transactions", 12),
-        ("other_clients/librdkafka", 10),
-        pytest.param("share_streams/streams", 8, marks=pytest.mark.heavy),
-        pytest.param("zookeeper/zk_3_9_1_ibp_2_4", 10, marks=pytest.mark.heavy),
-        pytest.param("version_sweep/sweep_4_3_1", 71, marks=pytest.mark.heavy),
+    [("transactions/transactions", 12), ("other_clients/librdkafka", 10)],
+    heavy=[
+        ("share_streams/streams", 8),
+        ("zookeeper/zk_3_9_1_ibp_2_4", 10),
+        ("version_sweep/sweep_4_3_1", 71),
     ],
 )
 def test_against_the_brokers_logs(name: str, least: int) -> None:
