@@ -1,44 +1,28 @@
 """Verdicts on clients, from transcripts and offered versions in handmade tables."""
 
-import datetime
+from collections import defaultdict
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as pads
 import pytest
 
-from kdissect.api import Table, Tables
 from kdissect.protocol.releases import UnknownRelease, spoken_versions
-from kdissect.tables.schemas import FIXED_TABLES
+from tests.builders.tables import Row, connection, exchange, tables
 
 JAVA = "apache-kafka-java"
-API_KEYS = pa.list_(
-    pa.struct([("api_key", pa.int16()), ("min_version", pa.int16()), ("max_version", pa.int16())])
-)
-ANSWERS = pa.schema(
-    [
-        ("exchange_id", pa.int64()),
-        ("connection_id", pa.int64()),
-        ("response", pa.struct([("error_code", pa.int16()), ("api_keys", API_KEYS)])),
-    ]
-)
-BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Scene:
-    """Connections and their requests; ``tables`` are those of the dissected capture."""
+    """Connections and their requests; `rows` are those of the dissected capture."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FIXED_TABLES}
-        self.answers: list[dict[str, Any]] = []
-        self.joins: list[dict[str, Any]] = []
+        self.rows: dict[str, list[Row]] = defaultdict(list)
 
     def connect(
         self,
         *said: tuple[int, int],
         client_id: str | None = "app",
         offers: dict[int, tuple[int, int]] | None = None,
-        software: tuple[str, str] | None = None,
+        software: tuple[str | None, str | None] = (None, None),
         whole: bool = True,
         asks_with: int = 3,
         protocol_type: str | None = None,
@@ -46,67 +30,32 @@ class Scene:
         **more: Any,
     ) -> None:
         """A connection with requests of (api key, version), `offers` as its first answer."""
-        connection_id = len(self.rows["connections"]) + 1
-        name, number = software or (None, None)
-        self.rows["connections"].append(
-            {
-                "connection_id": connection_id,
-                "client_ip": "10.0.0.1",
-                "broker_ip": "10.0.0.9",
-                "broker_port": 9092,
-                "is_kafka": True,
-                "is_tls": False,
-                "handshake_seen": whole,
-                "client_software_name": name,
-                "client_software_version": number,
-                "client_ids": [client_id] if client_id else [],
-                **more,
-            }
-        )
+        place = {"connection_id": len(self.rows["connections"]) + 1, "client_id": client_id}
+        row = connection(place["connection_id"], handshake_seen=whole)
+        row["client_software_name"], row["client_software_version"] = software
+        row["client_ids"] = [client_id] if client_id else []
+        self.rows["connections"].append(row | more)
         hello = [(18, asks_with)] if offers is not None else []
-        for number, (api_key, api_version) in enumerate([*hello, *said]):
+        for number, (api_key, version) in enumerate([*hello, *said]):
             exchange_id = len(self.rows["exchanges"]) + 1
-            self.rows["exchanges"].append(
-                {
-                    "exchange_id": exchange_id,
-                    "connection_id": connection_id,
-                    "api_key": api_key,
-                    "api_version": api_version,
-                    "client_id": client_id,
-                    "group_id": group_id,
-                    "request_time": BEGIN + datetime.timedelta(seconds=exchange_id),
-                    "request_pos": number * 100,
-                    "version_source": "request_header",
-                    "version_confidence": 1.0,
-                    "status": "paired",
-                }
-            )
+            api = {"api_key": api_key, "api_version": version, "group_id": group_id}
+            sure = {"version_source": "request_header", "version_confidence": 1.0}
+            made = exchange(exchange_id, second=exchange_id, **place, **api, **sure)
+            self.rows["exchanges"].append(made | {"request_pos": number * 100})
             if api_key == 11 and protocol_type is not None:
                 join = {"exchange_id": exchange_id, "request": {"protocol_type": protocol_type}}
-                self.joins.append(join)
+                self.rows["apis__JoinGroup"].append(join)
             if api_key == 18 and offers is not None:
                 keys = [
                     {"api_key": key, "min_version": first, "max_version": last}
                     for key, (first, last) in offers.items()
                 ]
-                self.answers.append(
-                    {
-                        "exchange_id": exchange_id,
-                        "connection_id": connection_id,
-                        "response": {"error_code": 0, "api_keys": keys},
-                    }
-                )
+                ids = {"exchange_id": exchange_id, "connection_id": place["connection_id"]}
+                answer = {"response": {"error_code": 0, "api_keys": keys}}
+                self.rows["apis__ApiVersions"].append(ids | answer)
 
-    def assess(self, target: str = "4.0") -> dict[str, Any]:
-        made = {
-            name: pa.Table.from_pylist(rows, schema=FIXED_TABLES[name])
-            for name, rows in self.rows.items()
-        }
-        made["apis/ApiVersions"] = pa.Table.from_pylist(self.answers, schema=ANSWERS)
-        if self.joins:
-            made["apis/JoinGroup"] = pa.Table.from_pylist(self.joins)
-        tables = {name: Table(name, pads.dataset(table)) for name, table in made.items()}
-        return Tables(tables, {}).readiness(target)
+    def assess(self, target: str = "4.0") -> Row:
+        return tables(**self.rows).readiness(target)
 
     def verdicts(self, target: str = "4.0") -> dict[str | None, str]:
         return {each["client_id"]: each["verdict"] for each in self.assess(target)["clients"]}
