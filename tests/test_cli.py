@@ -92,6 +92,15 @@ dissect {capture} --out {out} --host broker           | 'broker' is no IP addres
 dissect nowhere.pcap --limit frame-sizes=1 --out {out} | did you mean frame_size?
 show nowhere.pcap --limit frame-sizes=1               | did you mean frame_size?
 extract nowhere.pcap --limit frame-sizes=1 --out {out} | did you mean frame_size?
+extract {capture} --exchange 12345 --out {tmp}/x.pcapng | no exchange 12345
+show nowhere.pcap                                     | nowhere.pcap: no such file or directory
+show {tmp}/text.pcap                                  | /text.pcap: not a pcap or pcapng file
+show {capture} --slow soon                            | 'soon' is no
+show {capture} --where nothing                        | --where
+show {capture} --json -v                              | --json
+show {capture} --columns latncy                       | --columns
+show {capture} --columns time --json                  | --columns
+show {capture} --columns ,                            | --columns
 show {capture} --out {tmp}/x.doc                      | x.doc: no format has this ending
 show {capture} --out {tmp}/x.csv -v                   | it writes columns
 show {capture} --out {tmp}/x.csv --columns ends       | no column 'ends'
@@ -108,6 +117,11 @@ check {tmp}/in                                        | /in: no table set
 diff {set} {tmp}/in                                   | /in: no table set
 diff {set} {set} --fail-on speed                      | --fail-on speed: no such kind
 diff {set} {set} --memory x                           | memory limit x
+incidents {set} --fail-on bda                         | 'bda' is none of bad, warn, info, advert
+report {tmp}/none                                     | /none: no such file or directory
+report {set} --out {tmp}                              | is a folder
+report {set} --out {tmp}/x.html --target 9.9          | 9.9
+report {set} --out /dev/null/x.html                   | /dev/null
 readiness {set}                                       | Missing option '--target'
 readiness {set} --target 9.9                          | release '9.9' is not known
 readiness {set} --target latest                       | release 'latest' is not known

@@ -65,13 +65,6 @@ def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) ->
     assert text == f"exit {code}\n"
 
 
-def test_an_unknown_kind_is_a_users_mistake(folder: Path) -> None:
-    """Exit code 2, with the known kinds."""
-    text = run_here('kdissect incidents tables --fail-on bda 2>&1; echo "exit $?"', folder)
-    assert "'bda' is none of bad, warn, info, advertised_address_unreachable" in text
-    assert text.endswith("exit 2\n")
-
-
 def test_sql_queries_the_incidents(folder: Path) -> None:
     """The table is a view like the others."""
     query = "select kind, request_count from incidents"

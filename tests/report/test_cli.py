@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.errors import Error
 from kdissect.report import name_of
 from tests.builders.tables import exchange, tables
 
@@ -83,30 +82,3 @@ def test_a_second_report_replaces_the_first(small_set: Path, tmp_path: Path) -> 
     assert (result.exit_code, result.stdout) == (0, "")
     assert out.read_text().startswith("<!doctype html>")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["{tmp}/none"], "no such file"),
-        (["{set}", "--out", "{tmp}"], "is a folder"),
-        (["{set}", "--out", "{tmp}/x.html", "--target", "9.9"], "9.9"),
-        (["{set}", "--out", "/dev/null/x.html"], "/dev/null"),
-    ],
-)
-def test_mistakes_are_refused_before_work(
-    arguments: list[str], said: str, table_set: Path, tmp_path: Path
-) -> None:
-    """Nothing is written."""
-    filled = [a.format(tmp=tmp_path, set=table_set) for a in arguments]
-    result = CliRunner().invoke(app, ["report", *filled])
-    assert isinstance(result.exception, Error)
-    assert said in str(result.exception)
-    assert not list(tmp_path.glob("*"))
-
-
-def test_a_mistake_is_one_line(kdissect: Run, tmp_path: Path) -> None:
-    """Exit code 2, with the name."""
-    done = kdissect("report", str(tmp_path / "none"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"kdissect: {tmp_path}/none: no such file or directory\n"

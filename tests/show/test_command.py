@@ -83,20 +83,10 @@ def test_compressed_and_piped(captures: Path) -> None:
     assert len(piped.stdout.splitlines()) == 608
 
 
-def test_wrong_options_are_one_line(kdissect: Run, tmp_path: Path) -> None:
-    """Wrong options end with exit code 2 and one line; a capture without Kafka gives a warning."""
-    text = tmp_path / "notes.txt"
-    text.write_text("no capture")
-    path = "captures/librdkafka.pcap"
-    for args in (
-        ["nowhere.pcap"], [os.fspath(text)], [path, "--slow", "soon"], [path, "--where", "nothing"],
-        [path, "--json", "-v"],
-    ):  # fmt: skip
-        done = kdissect("show", *args)
-        assert (done.returncode, done.stdout) == (2, ""), args
-        assert len(done.stderr.strip().splitlines()) == 1
+def test_a_capture_without_kafka_gives_a_warning(kdissect: Run, tmp_path: Path) -> None:
+    """It has a header, and no packet."""
     empty = tmp_path / "empty.pcap"
-    empty.write_bytes((ROOT / path).read_bytes()[:24])
+    empty.write_bytes((ROOT / "captures/librdkafka.pcap").read_bytes()[:24])
     done = kdissect("show", os.fspath(empty))
     assert done.returncode == 0
     assert "no Kafka traffic" in done.stderr
@@ -282,10 +272,6 @@ def test_columns_can_be_chosen_and_added(kdissect: Run, captures: Path) -> None:
     assert row["exchange_id"] in added[1]
     some = kdissect("show", path, "--json", *chosen, "--columns", "exchange_id,api_name")
     assert json.loads(some.stdout) == {name: row[name] for name in ("exchange_id", "api_name")}
-    for wrong in (["--columns", "latncy"], ["--columns", "time", "--json"], ["--columns", ","]):
-        done = kdissect("show", path, *wrong)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "--columns" in done.stderr
 
 
 def test_times_are_absolute_or_relative(captures: Path) -> None:

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from bench.measure import cpu_seconds
 from kdissect.cli import app
 from kdissect.errors import Error
+from tests.cases import cases
 from tests.conftest import ROOT
 from tests.processes import KDISSECT, Done, Run, run
 
-HEAVY = pytest.mark.heavy
 BEGUN_CPU_SECONDS = 3.0  # more than it takes until a query runs
 
 
@@ -77,9 +77,7 @@ def test_the_name_of_a_file_chooses_its_format(
     assert json.loads(out.read_text())["rows"] == [{"topic": "__consumer_offsets"}]
 
 
-@pytest.mark.parametrize(
-    "form", ["table", "parquet", *(pytest.param(form, marks=HEAVY) for form in ("csv", "json"))]
-)
+@cases("form", ["table", "parquet"], heavy=["csv", "json"])
 def test_a_closed_pipe_is_quiet(table_set: Path, form: str) -> None:
     """Who reads has enough: no error, no traceback."""
     result = piped("head -c 20 >/dev/null", table_set, "from range(5000000)", "--format", form)
@@ -106,7 +104,7 @@ def test_places_that_are_no_files(kdissect: Run, table_set: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
-@pytest.mark.parametrize("form", ["csv", pytest.param("parquet", marks=HEAVY)])
+@cases("form", ["csv"], heavy=["parquet"])
 def test_a_full_disk(table_set: Path, form: str) -> None:
     """One line and exit 3."""
     command = shlex.join([*KDISSECT, "sql", str(table_set), "from exchanges", "--format", form])
