@@ -102,11 +102,11 @@ class Match:
     captured: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
 
-    def is_at(self, api_name: str, path: str) -> bool:
-        """path: without indices (``topics[].name``)."""
+    def is_at(self, api_name: str, path: str, *, below: bool = False) -> bool:
+        """path: without indices (``topics[].name``). below: also of what the places contain."""
         if self.apis and api_name not in self.apis:
             return False
-        return path_pattern(self.paths).fullmatch(path) is not None
+        return path_pattern(self.paths, below).fullmatch(path) is not None
 
     def has(self, captured: Any, answered: Any) -> bool:
         return (not self.captured or told(captured) in self.captured) and (
@@ -133,7 +133,12 @@ class FieldRule(Match):
     @property
     def is_allowance(self) -> bool:
         """Return whether the rule allows differences, instead of giving fields a kind."""
-        return self.kind in _ALLOWING or (self.is_own and self.kind is FieldKind.IGNORE)
+        return self.kind in _ALLOWING or self.ignores_below
+
+    @property
+    def ignores_below(self) -> bool:
+        """Return whether the rule also allows all differences below its places."""
+        return self.is_own and self.kind is FieldKind.IGNORE
 
     @property
     def is_conditional(self) -> bool:
@@ -144,7 +149,7 @@ class FieldRule(Match):
         """Return whether the rule is about a place, or about Kafka's mark of it."""
         is_marked = bool(self.entity) and self.entity == entity
         return (is_marked and (not self.apis or api_name in self.apis)) or self.is_at(
-            api_name, path
+            api_name, path, below=self.ignores_below
         )
 
     def gives_kind_to(self, of: Field) -> bool:
@@ -283,9 +288,10 @@ def _pattern(text: str, place: str) -> re.Pattern[str]:
 
 
 @cache
-def path_pattern(paths: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches each place that one of the paths names; they are without indices."""
-    return re.compile("|".join(map(_one_path, paths)) or r"(?!)")
+def path_pattern(paths: tuple[str, ...], below: bool = False) -> re.Pattern[str]:
+    """Matches each place that one of the paths names, or what is below; without indices."""
+    places = "|".join(map(_one_path, paths)) or r"(?!)"
+    return re.compile(f"(?:{places})" + r"(?:(?:\[\]|\.).*)?" * below)
 
 
 def _one_path(path: str) -> str:

@@ -89,17 +89,14 @@ class Cause(Match):
 @cache
 def causes() -> tuple[Cause, ...]:
     """The causes of `causes.toml`, in order."""
-    return tuple(map(_cause, _rows("causes.toml", "cause")))
+    return tuple(map(_cause, _rows("cause", "causes.toml")))
 
 
 @cache
 def changes() -> tuple[Cause, ...]:
     """The changes of `release_changes.toml`, in order."""
     found = []
-    for row in _rows("release_changes.toml", "change"):
-        for name, side in (("added", "captured"), ("removed", "answered")):
-            if name in row:
-                row |= {"path": "configs[]", "keys": row[name], side: ["absent"]}
+    for row in _rows("change", "release_changes.toml"):
         for config, (then, *now) in row.pop("defaults", {}).items():
             value = {"path": "*.configs[].value", "captured": [then], "answered": now}
             found.append(_cause({**row, **value, "keys": [config]}))
@@ -108,16 +105,15 @@ def changes() -> tuple[Cause, ...]:
     return tuple(found)
 
 
-def _rows(name: str, rows: str) -> list[dict[str, Any]]:
+def _rows(kind: str, name: str) -> list[dict[str, Any]]:
     text = files(__package__).joinpath(name).read_text("utf-8")
-    found: list[dict[str, Any]] = tomllib.loads(text)[rows]
+    found: list[dict[str, Any]] = tomllib.loads(text)[kind]
     return found
 
 
 def _cause(row: dict[str, Any]) -> Cause:
     path, since = row.get("path", "*error_code"), row.get("since", ())
     names = ("apis", "keys", "captured", "answered")
-    values = {name: frozenset(map(told, row.get(name, ()))) for name in names}
     return Cause(
         paths=(path,) if isinstance(path, str) else tuple(path),
         text=row["text"],
@@ -126,7 +122,7 @@ def _cause(row: dict[str, Any]) -> Cause:
         needs_releases=row.get("releases", False),
         since=tuple(map(release_number, [since] if isinstance(since, str) else since)),
         kip=row.get("kip", ""),
-        **values,
+        **{name: frozenset(map(told, row.get(name, ()))) for name in names},
     )
 
 
@@ -138,12 +134,13 @@ class Releases:
     """Releases that the captured broker and the target may be of, oldest first; empty: unknown.
 
     leaves_zookeeper: the captured broker has ZooKeeper, and the target has KRaft. Only a broker
-    with ZooKeeper offers UpdateMetadata.
+    with ZooKeeper offers UpdateMetadata. offered: by the target.
     """
 
     captured: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     leaves_zookeeper: bool = False
+    offered: Ranges = field(default_factory=dict)
 
     @classmethod
     def between(cls, captured: Ranges, target: Ranges) -> Releases:
@@ -153,6 +150,7 @@ class Releases:
             tuple(releases_offering(captured)),
             tuple(releases_offering(target)),
             leaves_zookeeper=has_zookeeper == [True, False],
+            offered=target,
         )
 
     @property
@@ -197,29 +195,16 @@ def captured_ranges(workload: Workload) -> Ranges:
     return ranges
 
 
-def allow_changes(releases: Releases, offered: Ranges, outcomes: Iterable[Outcome]) -> None:
-    """Give the rule `RULE` to differences that are in the list, with their reason as a note.
-
-    offered: API key -> versions of the target.
-    """
-    if not releases.differ:
-        return
-    for outcome in outcomes:
-        allowed = partial(_allowed, releases, offered, outcome.step.api_name)
+def allow_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:
+    """Give the rule `RULE` to differences that are in the list, with their reason as a note."""
+    for outcome in outcomes if releases.differ else ():
+        allowed = partial(_allowed, releases, outcome.step.api_name)
         outcome.judgement = outcome.judgement.allowing(allowed)
 
 
-def _allowed(releases: Releases, offered: Ranges, api: str, one: Difference) -> Difference:
-    if one.place.startswith("api_keys[]") and _is_of_release(releases, offered, one):
+def _allowed(releases: Releases, api: str, one: Difference) -> Difference:
+    if one.place.startswith("api_keys[]") and _is_of_release(releases, one):
         return replace(one, rule=RULE, note="versions of each release")
-    change = _change(releases, api, one)
-    if change is None:
-        return one
-    note = f"{change.text} ({change.kip})" if change.kip else change.text
-    return replace(one, rule=RULE, note=note)
-
-
-def _change(releases: Releases, api: str, one: Difference) -> Cause | None:
     then, now = (
         [release_number(each) for each in of] for of in (releases.captured, releases.target)
     )
@@ -227,22 +212,21 @@ def _change(releases: Releases, api: str, one: Difference) -> Cause | None:
     first, last = (now[0], then[-1]) if is_downgrade else (then[0], now[-1])
     for each in changes():
         is_between = any(first < since <= last for since in each.since)
-        if is_between or (not each.since and releases.leaves_zookeeper):
-            if each.fits(api, one, is_downgrade=is_downgrade):
-                return each
-    return None
+        is_due = is_between or (not each.since and releases.leaves_zookeeper)
+        if is_due and each.fits(api, one, is_downgrade=is_downgrade):
+            return replace(one, rule=RULE, note=each.text + f" ({each.kip})" * bool(each.kip))
+    return one
 
 
-def _is_of_release(releases: Releases, offered: Ranges, one: Difference) -> bool:
+def _is_of_release(releases: Releases, one: Difference) -> bool:
     """Return whether the versions of an API are those of the target's release."""
     key = catalog.api(one.keys[0]).key
     is_spoken = any(key in spoken_versions(release) for release in releases.target)
     if one.answered is ABSENT:
         is_of_zookeeper = releases.leaves_zookeeper and key in INTER_BROKER_APIS
         return is_of_zookeeper or not is_spoken
-    if one.captured is ABSENT:
-        return key in offered and is_spoken
-    return key in offered and one.answered in offered[key]
+    versions = releases.offered.get(key, ())
+    return bool(versions) and (is_spoken if one.captured is ABSENT else one.answered in versions)
 
 
 # -- findings -------------------------------------------------------------------------------------
@@ -284,6 +268,11 @@ class Explainer:
         if outcome.earlier and one.place.endswith("error_code"):
             took_s = (outcome.answered_ns - outcome.earlier[0].sent_ns) / 1e9
             yield f"still so after {len(outcome.earlier) + 1} tries in {took_s:.1f} s"
+
+    def may_follow(self, outcome: Outcome) -> bool:
+        """Return whether all differences of an answer may follow from an earlier one."""
+        api, found = outcome.step.api_name, outcome.judgement.differences
+        return all(one.rule or self.cause(api, one).follows for one in found)
 
     def _found(self, names: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
         """Settings of the target by name, first those of a topic that the difference is about."""
@@ -358,7 +347,7 @@ def group(
 
 def find(outcomes: Sequence[Outcome], explainer: Explainer) -> tuple[list[Finding], dict[int, int]]:
     """The findings of a run, and by step the step that it follows. outcomes: of all steps."""
-    roots = find_roots(outcomes, lambda outcome: _may_follow(outcome, explainer))
+    roots = find_roots(outcomes, explainer.may_follow)
     findings = group((each for each in outcomes if each.step.number not in roots), explainer)
     findings.sort(key=lambda each: (each.rank, each.step))
     for number, root in roots.items():
@@ -386,14 +375,6 @@ def _rank(outcome: Outcome, one: Difference) -> int:
     if "configs[]" in one.place:
         return 4
     return 6 if one.place.startswith("api_") else 5
-
-
-def _may_follow(outcome: Outcome, explainer: Explainer) -> bool:
-    """Return whether all differences of an answer may follow from an earlier one."""
-    return all(
-        one.rule or explainer.cause(outcome.step.api_name, one).follows
-        for one in outcome.judgement.differences
-    )
 
 
 def _word(outcome: Outcome) -> str:
@@ -433,11 +414,7 @@ def find_roots(
 
 def _resources(touched: Iterable[Resource]) -> tuple[set[Resource], set[Resource]]:
     """The resources that a difference is about, and those with the topics that contain them."""
-    named: set[Resource] = set()
-    for resource in touched:
-        if resource[0] in _GROUP_PARTS:
-            named.add(("group", resource[1]))
-        elif resource[0] in ("topic", "log", "group", "txn"):
-            named.add(resource)
+    named = {("group", each[1]) if each[0] in _GROUP_PARTS else each for each in touched}
+    named = {each for each in named if each[0] in ("topic", "log", "group", "txn")}
     topics = {("topic", each[1]) for each in named if each[0] == "log"}
     return named - topics, named | topics

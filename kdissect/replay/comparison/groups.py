@@ -15,21 +15,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.comparison.records import Contradiction
+from kdissect.replay.comparison.replies import Body, Contradiction, Readers, Reply
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import FOREVER_NS, Difference, Outcome
-from kdissect.replay.workload.messages import (
-    MEMBER_HEARTBEATS,
-    response_body,
-    response_of,
-)
+from kdissect.replay.model import FOREVER_NS, Difference
+from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, response_body
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
@@ -38,95 +34,70 @@ _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
-CLASSIC_APIS = frozenset(
+_CLASSIC_APIS = frozenset(
     {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP}
 )
 # Requests that change the topics of groups.
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
 
-Body = dict[str, Any]
 Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and its partition
-
-
-class _Exchange(NamedTuple):
-    """A request of a group with its answer, by the target's names."""
-
-    outcome: Outcome
-    request: Body
-    answer: Body | None
-
-    @property
-    def end_ns(self) -> int:
-        """When it was answered, far away if it was not."""
-        return self.outcome.answered_ns if self.answer is not None else FOREVER_NS
-
-    @property
-    def taken(self) -> Body:
-        """The answer, if it has no error; else nothing."""
-        return {} if self.answer is None or self.answer["error_code"] else self.answer
 
 
 class _Heartbeat(NamedTuple):
     """One time that a heartbeat was sent. shares: the assignment in its answer, None without one.
-    captured: the same in the capture. is_answered: without error."""
+    captured: the same in the capture."""
 
-    outcome: Outcome
+    reply: Reply
     epoch: int
     shares: list[Share] | None
     captured: list[Share] | None
-    is_answered: bool
 
     @property
     def sent_ns(self) -> int:
-        return self.outcome.sent_ns
+        return self.reply.sent_ns
 
 
 @dataclass(slots=True)
 class _AssignedGroup:
     """Heartbeats by member. changes_ns: when members, subscriptions or topics may have changed."""
 
+    api_key: int
     members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
     changes_ns: list[int] = field(default_factory=list)
     settled_ns: int = _SETTLED_NS
-    is_shared: bool = False
 
 
 class Groups:
-    """The groups of a run, by the target's names. readers: by API, of each answer to a request,
-    those that were followed by another try included."""
+    """The groups of a run, by the target's names. readers: of each reply, those that were followed
+    by another try included; of_final: of final ones."""
 
     def __init__(self, captured: Terms, target: Terms) -> None:
         self._captured, self._target = captured, target
-        self._classic: dict[str, dict[int, list[_Exchange]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        self._assigned: dict[str, _AssignedGroup] = defaultdict(_AssignedGroup)
+        self._classic: dict[str, dict[int, list[Reply]]] = defaultdict(lambda: defaultdict(list))
+        self._assigned: dict[str, _AssignedGroup] = {}
         self._topic_changes_ns: list[int] = []
-        self.readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
-            **dict.fromkeys(_TOPIC_CHANGES, self._topic_change),
+        self.readers: Readers = {
+            **dict.fromkeys(
+                _TOPIC_CHANGES, lambda reply: self._topic_changes_ns.append(reply.sent_ns)
+            ),
             **dict.fromkeys(MEMBER_HEARTBEATS, self._heartbeat),
         }
+        self.of_final: Readers = dict.fromkeys(_CLASSIC_APIS, self._add_classic)
 
-    def _topic_change(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        self._topic_changes_ns.append(outcome.sent_ns)
+    def _add_classic(self, reply: Reply) -> None:
+        by_api = self._classic[reply.request["group_id"]]
+        by_api[reply.outcome.step.exchange.api_key].append(reply)
 
-    def add_classic(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        """A request of `CLASSIC_APIS` with its final answer."""
-        by_api = self._classic[request["group_id"]]
-        by_api[outcome.step.exchange.api_key].append(_Exchange(outcome, request, answer))
-
-    def _heartbeat(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        exchange, group = outcome.step.exchange, self._assigned[request["group_id"]]
-        response, epoch = response_of(exchange), request["member_epoch"]
-        captured = None if response is None else _shares(response.body, self._captured)
-        taken = _Exchange(outcome, request, answer).taken
-        shares = _shares(taken, self._target)
-        heartbeat = _Heartbeat(outcome, epoch, shares, captured, bool(taken))
-        group.members[request["member_id"] or taken.get("member_id") or ""].append(heartbeat)
+    def _heartbeat(self, reply: Reply) -> None:
+        exchange, request = reply.outcome.step.exchange, reply.request
+        name, epoch = request["group_id"], request["member_epoch"]
+        group = self._assigned.setdefault(name, _AssignedGroup(exchange.api_key))
+        captured = _shares(response_body(exchange), self._captured)
+        heartbeat = _Heartbeat(reply, epoch, _shares(reply.taken, self._target), captured)
+        group.members[request["member_id"] or reply.taken.get("member_id") or ""].append(heartbeat)
         if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
-            group.changes_ns.append(outcome.sent_ns)
-        group.is_shared |= exchange.api_key == ApiKey.SHARE_GROUP_HEARTBEAT
+            group.changes_ns.append(reply.sent_ns)
         if request.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS
 
@@ -137,9 +108,9 @@ class Groups:
             yield from _check_heartbeats(by_api)
             yield from _check_members(by_api[ApiKey.JOIN_GROUP])
         for group in self._assigned.values():
-            changes_ns = sorted({*group.changes_ns, *self._topic_changes_ns, *_silences(group)})
             for heartbeats in group.members.values():
                 heartbeats.sort(key=lambda each: each.sent_ns)
+            changes_ns = sorted({*group.changes_ns, *self._topic_changes_ns, *_silences(group)})
             for begin, end in pairwise([-1, *changes_ns, FOREVER_NS]):
                 if end - begin >= group.settled_ns:
                     yield from self._check_settled(group, begin, end)
@@ -149,7 +120,7 @@ class Groups:
     ) -> Iterator[Contradiction]:
         """Compare the owners with the captured ones, in an interval in which the group does not
         change."""
-        wanted: dict[Share, Outcome] = {}
+        wanted: dict[Share, Reply] = {}
         owners: Counter[Share] = Counter()
         last = None
         for heartbeats in group.members.values():
@@ -161,30 +132,27 @@ class Groups:
                 owners.update(shares)
             if not after or last_epoch < 0:
                 continue  # it has not joined yet, or has left
-            answered = [each for each in heartbeats[first:after] if each.is_answered]
+            answered = [each.reply for each in heartbeats[first:after] if each.reply.taken]
             if len(answered) < _SETTLED_COUNT:
                 return
             last = answered[-1]
             if last.sent_ns - max(begin, times[0]) < group.settled_ns:
                 return
             captured = _last(each.captured for each in heartbeats[:after])
-            wanted |= dict.fromkeys(filter(self._exists, captured), last.outcome)
+            wanted |= dict.fromkeys(filter(self._exists, captured), last)
             owners.update(shares)
         if last is None:
             return
-        is_streams = last.outcome.step.exchange.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT
+        is_streams = group.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT
         place = "active_tasks" if is_streams else "assignment"
         for topic, number in sorted(wanted.keys() - owners.keys()):
             note = "no member of the group has it, long after the last change"
-            outcome = wanted[topic, number]
-            found = f"{topic} {number}"
-            yield outcome.step.number, Difference(place, (), found, "not assigned", note=note)
-        if not group.is_shared:
-            for (topic, number), count in sorted(owners.items()):
-                if count > 1:
-                    found, note = f"{count} owners", "long after the last change"
-                    text = f"one owner of {topic} {number}"
-                    yield last.outcome.step.number, Difference(place, (), text, found, note=note)
+            one = Difference(place, (), f"{topic} {number}", "not assigned", note=note)
+            yield wanted[topic, number].wrong(one)
+        for (topic, number), count in sorted(owners.items()):
+            if count > 1 and group.api_key != ApiKey.SHARE_GROUP_HEARTBEAT:
+                texts = f"one owner of {topic} {number}", f"{count} owners"
+                yield last.wrong(Difference(place, (), *texts, note="long after the last change"))
 
     def _exists(self, share: Share) -> bool:
         """Return whether the target has a partition; of tasks, always."""
@@ -196,45 +164,41 @@ class Groups:
 # -- classic groups -------------------------------------------------------------------------------
 
 
-def _check_heartbeats(by_api: dict[int, list[_Exchange]]) -> Iterator[Contradiction]:
+def _check_heartbeats(by_api: dict[int, list[Reply]]) -> Iterator[Contradiction]:
     changing = [
         (next(each.outcome.tries()).sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
-        for api_key in CLASSIC_APIS - {ApiKey.HEARTBEAT}
+        for api_key in _CLASSIC_APIS - {ApiKey.HEARTBEAT}
         for each in by_api[api_key]
     ]
     code = int(ErrorCode.REBALANCE_IN_PROGRESS)
-    for exchange in by_api[ApiKey.HEARTBEAT]:
-        step, sent_ns = exchange.outcome.step, exchange.outcome.sent_ns
-        if exchange.answer is None or exchange.answer["error_code"] != code:
+    for reply in by_api[ApiKey.HEARTBEAT]:
+        was_so = response_body(reply.outcome.step.exchange).get("error_code") == code
+        if reply.answer is None or reply.answer["error_code"] != code or was_so:
             continue
-        was_so = response_body(step.exchange).get("error_code") == code
-        if not was_so and not any(begin <= sent_ns <= end for begin, end in changing):
+        if not any(begin <= reply.sent_ns <= end for begin, end in changing):
             note = "no member joins or leaves at that time"
-            yield step.number, Difference("error_code", (), 0, code, note=note)
+            yield reply.wrong(Difference("error_code", (), 0, code, note=note))
 
 
-def _check_members(joins: list[_Exchange]) -> Iterator[Contradiction]:
+def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
     """The leader of a generation is a member that joined, and gets the members that joined it."""
     joined: dict[int, set[str]] = defaultdict(set)
-    known = {each.request["member_id"] for each in joins}
-    for exchange in joins:
-        if exchange.taken:
-            joined[exchange.taken["generation_id"]].add(exchange.taken["member_id"])
-            known.add(exchange.taken["member_id"])
-    for exchange in joins:
-        answer = exchange.taken
-        if answer and answer["leader"] not in known:
-            difference = Difference(
-                "leader", (), "a member", answer["leader"], note="no such member has joined"
-            )
-            yield exchange.outcome.step.number, difference
-        if not answer or answer["member_id"] != answer["leader"] or answer.get("skip_assignment"):
+    for reply in joins:
+        if reply.taken:
+            joined[reply.taken["generation_id"]].add(reply.taken["member_id"])
+    known = {each.request["member_id"] for each in joins}.union(*joined.values())
+    for reply in joins:
+        if not (answer := reply.taken):
+            continue
+        if (leader := answer["leader"]) not in known:
+            note = "no such member has joined"
+            yield reply.wrong(Difference("leader", (), "a member", leader, note=note))
+        if answer["member_id"] != leader or answer.get("skip_assignment"):
             continue
         listed = {each["member_id"] for each in answer["members"]}
         for member in sorted(joined[answer["generation_id"]] - listed):
             note = "it has joined this generation"
-            difference = Difference("members[]", (member,), member, "not listed", note=note)
-            yield exchange.outcome.step.number, difference
+            yield reply.wrong(Difference("members[]", (member,), member, "not listed", note=note))
 
 
 # -- groups whose coordinator assigns -------------------------------------------------------------
@@ -260,8 +224,7 @@ def _shares(body: Body, terms: Terms) -> list[Share] | None:
 def _silences(group: _AssignedGroup) -> Iterator[int]:
     """When sessions of members may have ended."""
     for heartbeats in group.members.values():
-        sent = sorted(each.sent_ns for each in heartbeats)
-        for at_ns, following in pairwise([*sent, FOREVER_NS]):
+        for at_ns, following in pairwise([*(each.sent_ns for each in heartbeats), FOREVER_NS]):
             if following - at_ns > _SILENT_NS:
                 yield at_ns + _SILENT_NS
 

@@ -9,7 +9,7 @@ has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -123,43 +123,31 @@ class Judge:
             outcome.judgement = judgement if more is None else _with(judgement, more)
 
     def _judged(self, outcome: Outcome) -> Judgement:
-        step = outcome.step
-        exchange = step.exchange
+        step, exchange = outcome.step, outcome.step.exchange
         if (judgement := unanswered(outcome)) is not None:
             return judgement
         assert outcome.answer is not None
-        if self._reference is None and self._is_as_captured(outcome):
-            return Judgement()
+        version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
+        is_fetch = exchange.api_key in FETCH_APIS
+        # Records of an answer are looked at nevertheless, since others may lack them.
+        if self._reference is None and version == exchange.api_version and not is_fetch:
+            if exchange.response is not None and outcome.answer[4:] == exchange.response[4:]:
+                return Judgement()
         expected = self._expected(step)
         if isinstance(expected, str):
             return Judgement(Verdict.TOLERATED, reason=expected)
-        version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
         answer = _decoded(outcome.answer, exchange.api_key, version)
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
-        if exchange.api_key in FETCH_APIS:
-            for log, partition in self._expected_terms.logs(expected.body):
-                self._expected_records.append((step.number, log, partition["records"] or b""))
+        for log, partition in self._expected_terms.logs(expected.body) if is_fetch else ():
+            self._expected_records.append((step.number, log, partition["records"] or b""))
         if version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{version}"
             note = "sent at the nearest version that the target speaks"
-            differences.insert(
-                0, Difference("api_version", (), *versions, rule=OTHER_VERSION, note=note)
-            )
+            one = Difference("api_version", (), *versions, rule=OTHER_VERSION, note=note)
+            differences.insert(0, one)
         return Judgement().with_differences(differences)
-
-    def _is_as_captured(self, outcome: Outcome) -> bool:
-        """Return whether an answer is the captured one byte for byte. Those with records are looked
-        at nevertheless, since others may lack them."""
-        exchange = outcome.step.exchange
-        return (
-            outcome.answer is not None
-            and exchange.response is not None
-            and outcome.api_version in (-1, exchange.api_version)
-            and outcome.answer[4:] == exchange.response[4:]
-            and exchange.api_key not in FETCH_APIS
-        )
 
     def differences(self, step: Step, expected: Message, answer: Message) -> list[Difference]:
         found = compare(
@@ -170,26 +158,15 @@ class Judge:
         return [self._allowed(step, each) for each in found]
 
     def _allowed(self, step: Step, found: Found) -> Difference:
-        """The difference with the name of the first rule that allows it."""
+        """The difference with the name of the first rule that allows it. Its conditions are about
+        the struct of the field, or for what is below an ignored field, one of those around."""
         one = found.difference
-        for rule, holder in self._rules(step.api_name, found):
-            if _allows(rule, one) and self._ours.applies(rule, step, holder):
+        for rule in self._table.at(step.api_name, one.place):
+            holders = found.holders if rule.ignores_below else found.holders[-1:]
+            if _allows(rule, one) and any(self._ours.applies(rule, step, each) for each in holders):
                 self.used[rule.name] += 1
                 return replace(one, rule=rule.name)
         return one
-
-    def _rules(self, api_name: str, found: Found) -> Iterator[tuple[FieldRule, Body]]:
-        """The rules about a place, with the struct that their conditions are about. Those that
-        ignore a place also ignore all below it."""
-        path, depth = found.difference.place, len(found.holders)
-        for rule in self._table.at(api_name, path):
-            yield rule, found.holders[-1] if found.holders else {}
-        while depth > 1:
-            path, depth = path.removesuffix("[]").rpartition(".")[0], depth - 1
-            for place in (path, path.removesuffix("[]")):
-                for rule in self._table.at(api_name, place):
-                    if rule.is_own and rule.kind is FieldKind.IGNORE:
-                        yield rule, found.holders[depth - 1]
 
 
 def unanswered(outcome: Outcome) -> Judgement | None:

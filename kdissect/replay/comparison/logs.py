@@ -17,7 +17,7 @@ after LAG_NS. Nothing is said about the offsets of a topic that the run deletes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -27,24 +27,33 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, headers, is_sealed
 from kdissect.replay.comparison.records import (
+    NO_RECORDS,
     PLACE,
     Batch,
-    Contradiction,
-    Delivered,
-    RecordComparison,
+    LogRecords,
     RecordCount,
+    ToTarget,
     batches_of,
     have_same_content,
     in_log,
 )
+from kdissect.replay.comparison.replies import Body, Contradiction, Readers, Reply
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import Log, Outcome
-from kdissect.replay.workload.messages import entries, response_of
+from kdissect.replay.model import Log
+from kdissect.replay.workload.messages import EARLIEST, LATEST, entries, response_of
 
 LAG_NS = 5_000_000_000  # until every broker shows a change
-_LATEST, _EARLIEST, _READ_COMMITTED, _ACKS_ALL = -1, -2, 1, -1
+_READ_COMMITTED, _ACKS_ALL = 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
-_FETCHED, _ABORT, _POLICY = "responses[].partitions[].", "ABORT", "cleanup.policy"
+_PRODUCED, _FETCHED, _LISTED = (
+    f"{arrays}[]."
+    for arrays in (
+        "responses[].partition_responses",
+        "responses[].partitions",
+        "topics[].partitions",
+    )
+)
+_POLICY = "cleanup.policy"
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
 _MAYBE_APPENDED = frozenset(
     {
@@ -54,16 +63,17 @@ _MAYBE_APPENDED = frozenset(
     }
 )
 
-Body = dict[str, Any]
-
 
 class _Reading(NamedTuple):
     """An offset that an answer shows; the log reaches it, or it is exactly that. place: "" where
     the offset follows from records."""
 
     offset: int
-    outcome: Outcome
+    reply: Reply
     place: str
+
+    def below(self, log: Log, least: Any, note: str) -> Contradiction:
+        return self.reply.wrong(in_log(log, self.place, least, self.offset, note))
 
 
 @dataclass(slots=True)
@@ -71,7 +81,6 @@ class Produced:
     """Records that the target acknowledged from an offset on. data: the batch, b"" for several.
     is_aborted: whether its transaction was aborted, None if that is unknown."""
 
-    outcome: Outcome
     base: int
     records: int
     data: bytes
@@ -86,7 +95,8 @@ class Produced:
 class _Fetched:
     """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown."""
 
-    outcome: Outcome
+    log: Log
+    reply: Reply
     body: Body
     batches: list[Batch]
     fetch_offset: int
@@ -97,23 +107,25 @@ class _Fetched:
         """The offset after the last delivered record; -1 if there is none."""
         return self.batches[-1].header.last_offset + 1 if self.batches else -1
 
+    def wrong(self, offset: int, c: Any, a: Any, note: str, name: str = "") -> Contradiction:
+        """A contradiction in the records from an offset on."""
+        return self.reply.wrong(in_log(self.log, f"{PLACE}[]{name}", c, a, note, offset))
+
 
 @dataclass(slots=True)
 class LogFacts:
     """What the run shows of one log. produced: by base offset, in order. unknown: records that may
-    be there besides. deleted_to: by DeleteRecords, -1 never. silent: record sets of Produce
-    requests with acks 0."""
+    be there besides. deleted_to: by DeleteRecords, -1 never. readings: of its "ends",
+    "stable_ends" and "starts"."""
 
+    log: Log
+    records: LogRecords
     produced: list[Produced] = field(default_factory=list)
     unknown: int = 0
     deleted_to: int = -1
-    silent: list[bytes] = field(default_factory=list)
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
-    delivered: Delivered = field(default_factory=Delivered)
-    ends: list[_Reading] = field(default_factory=list)
-    stable_ends: list[_Reading] = field(default_factory=list)
-    starts: list[_Reading] = field(default_factory=list)
+    readings: dict[str, list[_Reading]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def acknowledged(self) -> dict[int, Produced]:
@@ -124,9 +136,20 @@ class LogFacts:
         """Forget what was produced: the log is deleted, or nobody knows whether it is."""
         self.produced, self.unknown, self.deleted_to = [], 0, -1
 
+    def reaches(self, end: int, reply: Reply) -> None:
+        """Records of an answer end there."""
+        self.readings["ends"].append(_Reading(end, reply, ""))
+
+    def shows(self, reply: Reply, place: str, partition: Body, **fields: str) -> None:
+        """Note the offsets that a partition shows in an answer. fields: by the name of the
+        reading, the field of the partition."""
+        for name, of in fields.items():
+            if partition.get(of, -1) >= 0:
+                self.readings[name].append(_Reading(partition[of], reply, place + of))
+
 
 class Logs(dict[Log, LogFacts]):
-    """The logs of a run by the capture's names. Give it each answer, those that were followed by
+    """The logs of a run by the capture's names. Give it each reply, those that were followed by
     another try included, in the order of their coming."""
 
     def __init__(self, terms: Terms) -> None:
@@ -135,7 +158,7 @@ class Logs(dict[Log, LogFacts]):
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
         self._marker_count = 0
-        self.readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+        self.readers: Readers = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
             ApiKey.SHARE_FETCH: self._share_fetch,
@@ -144,7 +167,7 @@ class Logs(dict[Log, LogFacts]):
         }
 
     def __missing__(self, log: Log) -> LogFacts:
-        self[log] = LogFacts()
+        self[log] = LogFacts(log, LogRecords(log))
         return self[log]
 
     def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
@@ -161,112 +184,95 @@ class Logs(dict[Log, LogFacts]):
 
     # -- facts ----------------------------------------------------------------------------------
 
-    def _produce(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        answered = dict(self._terms.logs(answer))
-        owner = request.get("transactional_id") or ""
-        for log, entry in self._terms.logs(request):
+    def _produce(self, reply: Reply) -> None:
+        answered = dict(self._terms.logs(reply.answer))
+        owner, acks = reply.request.get("transactional_id") or "", reply.request["acks"]
+        for log, entry in self._terms.logs(reply.request):
             facts, data = self[log], entry["records"] or b""
             batches = list(headers(data))
-            count = sum(max(each.record_count, 0) for each in batches)
             facts.is_transactional |= any(each.is_transactional for each in batches)
             is_old = any(each.magic != 2 for each in batches)
-            count = MANY if is_old else count
-            if request["acks"] == 0:
-                facts.silent.append(data)
+            count = MANY if is_old else sum(max(each.record_count, 0) for each in batches)
+            if acks == 0:
+                facts.records.silent.append(data)
             result = answered.get(log, {})
             code, base = result.get("error_code"), result.get("base_offset", -1)
             if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
                 facts.unknown += count
             elif code == 0:
                 whole = data if len(batches) == 1 else b""
-                made = Produced(outcome, base, count, whole, None if owner else False)
+                made = Produced(base, count, whole, None if owner else False)
                 facts.produced.append(made)
                 if owner:
                     self._open[owner].append(made)
-                if request["acks"] == _ACKS_ALL:
-                    facts.ends.append(_Reading(made.end, outcome, ""))
-                if result.get("log_start_offset", -1) >= 0:
-                    place = "responses[].partition_responses[].log_start_offset"
-                    facts.starts.append(_Reading(result["log_start_offset"], outcome, place))
+                if acks == _ACKS_ALL:
+                    facts.reaches(made.end, reply)
+                facts.shows(reply, _PRODUCED, result, starts="log_start_offset")
 
-    def _fetch(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        named = dict(self._terms.logs(request))
-        if answer is None or answer.get("error_code", 0):
-            return
-        is_committed = request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._terms.logs(answer):
+    def _fetch(self, reply: Reply) -> None:
+        named = dict(self._terms.logs(reply.request))
+        is_committed = reply.request.get("isolation_level", 0) == _READ_COMMITTED
+        for log, partition in self._terms.logs(reply.taken):
             if partition["error_code"]:
                 continue
             offset = named.get(log, {}).get("fetch_offset", -1)
-            facts = self._add_fetched(outcome, log, partition, offset, is_committed)
-            for readings, name in (
-                (facts.ends, "high_watermark"), (facts.stable_ends, "last_stable_offset"),
-                (facts.starts, "log_start_offset"),
-            ):  # fmt: skip
-                if partition.get(name, -1) >= 0:
-                    readings.append(_Reading(partition[name], outcome, _FETCHED + name))
+            self._add_fetched(reply, log, partition, offset, is_committed)
+            self[log].shows(
+                reply,
+                _FETCHED,
+                partition,
+                ends="high_watermark",
+                stable_ends="last_stable_offset",
+                starts="log_start_offset",
+            )
 
-    def _share_fetch(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for log, partition in self._terms.logs(answer):
-            self._add_fetched(outcome, log, partition, -1, False)
+    def _share_fetch(self, reply: Reply) -> None:
+        for log, partition in self._terms.logs(reply.answer):
+            self._add_fetched(reply, log, partition)
 
     def _add_fetched(
-        self, outcome: Outcome, log: Log, partition: Body, offset: int, is_committed: bool
-    ) -> LogFacts:
-        facts, batches = self[log], batches_of(partition["records"] or b"")
-        fetched = _Fetched(outcome, partition, batches, offset, is_committed)
-        facts.fetched.append(fetched)
+        self, reply: Reply, log: Log, partition: Body, offset: int = -1, is_committed: bool = False
+    ) -> None:
+        batches = batches_of(partition["records"] or b"")
+        fetched = _Fetched(log, reply, partition, batches, offset, is_committed)
+        self[log].fetched.append(fetched)
         for batch in batches:
-            facts.delivered.add(batch)
+            self[log].records.add(batch)
         if batches:
-            facts.ends.append(_Reading(fetched.end, outcome, ""))
-        return facts
+            self[log].reaches(fetched.end, reply)
 
-    def _list_offsets(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        asked = dict(self._terms.logs(request))
-        is_committed = request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._terms.logs(answer):
-            offset, facts = partition.get("offset", -1), self[log]
-            if partition["error_code"] or offset < 0:
-                continue
-            reading = _Reading(offset, outcome, "topics[].partitions[].offset")
-            timestamp = asked.get(log, {}).get("timestamp")
-            if timestamp == _LATEST:
-                (facts.stable_ends if is_committed else facts.ends).append(reading)
-            elif timestamp == _EARLIEST:
-                facts.starts.append(reading)
+    def _list_offsets(self, reply: Reply) -> None:
+        asked = dict(self._terms.logs(reply.request))
+        is_committed = reply.request.get("isolation_level", 0) == _READ_COMMITTED
+        names = {LATEST: "stable_ends" if is_committed else "ends", EARLIEST: "starts"}
+        for log, partition in self._terms.logs(reply.answer):
+            name = names.get(asked.get(log, {}).get("timestamp", 0))
+            if name is not None and not partition["error_code"]:
+                self[log].shows(reply, _LISTED, partition, **{name: "offset"})
 
-    def _delete_records(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for log, partition in self._terms.logs(answer):
+    def _delete_records(self, reply: Reply) -> None:
+        for log, partition in self._terms.logs(reply.answer):
             if not partition["error_code"]:
                 self[log].deleted_to = partition["low_watermark"]
-                place = "topics[].partitions[].low_watermark"
-                reading = _Reading(partition["low_watermark"], outcome, place)
-                self[log].starts.append(reading)
-        for log, _ in self._terms.logs(request) if answer is None else ():
+                self[log].shows(reply, _LISTED, partition, starts="low_watermark")
+        for log, _ in self._terms.logs(reply.request) if reply.answer is None else ():
             self[log].forget()
 
     # -- contradictions -------------------------------------------------------------------------
 
     def compare(
-        self,
-        expected: Iterable[tuple[int, Log, bytes]],
-        to_target: Callable[[Log, int], int],
+        self, expected: Iterable[tuple[int, Log, bytes]], to_target: ToTarget
     ) -> Iterator[Contradiction]:
         """Compare captured records with the delivered ones, in whichever answer these came.
 
         expected: steps whose answers should bring these record sets of a log. to_target: an offset
         of the other side.
         """
-        comparisons: dict[Log, RecordComparison] = {}
         for step, log, captured in expected:
-            if log not in comparisons:
-                delivered = self[log].delivered
-                comparisons[log] = RecordComparison(log, delivered, to_target)
-            comparisons[log].compare(step, captured)
-        for log, comparison in comparisons.items():
-            comparison.allow_reordered(self[log].silent)
-            yield from comparison.found
+            self[log].records.compare(step, captured, to_target)
+        for facts in self.values():
+            facts.records.allow_reordered()
+            yield from facts.records.found
 
     def contradictions(self) -> Iterator[Contradiction]:
         for log, facts in self.items():
@@ -274,12 +280,13 @@ class Logs(dict[Log, LogFacts]):
             is_dense = is_lasting and self._is_dense(log[0])
             acknowledged = facts.acknowledged
             for fetched in facts.fetched:
-                yield from _check_batches(log, acknowledged, facts, fetched, is_dense)
+                yield from _check_batches(fetched, is_dense)
+                yield from _check_content(fetched, acknowledged, facts.records)
                 if is_lasting and fetched.is_committed:
-                    yield from _check_aborted(log, fetched)
+                    yield from _check_aborted(fetched)
             if is_lasting:
-                yield from self._check_ends(log, facts)
-                yield from _check_falling(log, facts.starts)
+                yield from self._check_ends(facts)
+                yield from _check_falling(log, facts.readings["starts"])
 
     def _is_dense(self, topic: str) -> bool:
         """Return whether a log leaves no offset out. Compacted ones may; the capture shows
@@ -302,97 +309,83 @@ class Logs(dict[Log, LogFacts]):
                     topics.add(topic)
         return topics
 
-    def _check_ends(self, log: Log, facts: LogFacts) -> Iterator[Contradiction]:
+    def _check_ends(self, facts: LogFacts) -> Iterator[Contradiction]:
         """Log ends do not fall, and are not beyond all that can exist."""
         ceiling = -1
-        known = [each.end for each in facts.produced] + [each.end for each in facts.fetched]
         if any(each.base == 0 for each in facts.produced):  # the log began in this run
+            known = [each.end for each in facts.produced] + [each.end for each in facts.fetched]
             markers = self._marker_count if facts.is_transactional else 0
             ceiling = max(known) + facts.unknown + markers
         credible = []
-        for reading in facts.ends:
+        for reading in facts.readings["ends"]:
             if 0 <= ceiling < reading.offset and reading.place:
                 note = f"nothing else shows that the log ends after offset {ceiling}"
-                yield _against(log, reading, ceiling, note)
+                yield reading.below(facts.log, ceiling, note)
             else:
                 credible.append(reading)
-        yield from _check_falling(log, credible)
-        yield from _check_falling(log, facts.stable_ends)
+        yield from _check_falling(facts.log, credible)
+        yield from _check_falling(facts.log, facts.readings["stable_ends"])
 
 
-def _against(log: Log, reading: _Reading, expected: Any, note: str) -> Contradiction:
-    difference = in_log(log, reading.place, expected, reading.offset, note)
-    return reading.outcome.step.number, difference
-
-
-def _in_records(
-    log: Log, fetched: _Fetched, offset: int, name: str, c: Any, a: Any, note: str
-) -> Contradiction:
-    return fetched.outcome.step.number, in_log(log, f"{PLACE}[]{name}", c, a, note, offset)
-
-
-def _check_batches(
-    log: Log, acknowledged: dict[int, Produced], facts: LogFacts, fetched: _Fetched, is_dense: bool
-) -> Iterator[Contradiction]:
-    """Checksums, order and content of the batches of one answer."""
+def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]:
+    """Checksums and order of the batches of one answer."""
     due, is_first = fetched.fetch_offset, True
     for batch in fetched.batches:
         header, base = batch.header, batch.header.base_offset
         if header.magic != 2:
             continue
         if not is_sealed(batch.record_set, header):
-            yield _in_records(log, fetched, base, ".crc", "right", "wrong", "it is damaged")
+            yield fetched.wrong(base, "right", "wrong", "it is damaged", ".crc")
         if header.last_offset < due or (not is_first and base < due):
             here = RecordCount(header.record_count, base)
-            note = "its offsets are here already"
-            yield _in_records(log, fetched, base, "", RecordCount(0, -1), here, note)
+            yield fetched.wrong(base, NO_RECORDS, here, "its offsets are here already")
         elif is_dense and 0 <= due < base:
-            counts = RecordCount(base - due, due), RecordCount(0, -1)
-            yield _in_records(log, fetched, due, "", *counts, "the answer leaves them out")
-        if not header.is_control:
-            yield from _check_content(log, acknowledged, facts, fetched, batch)
+            left_out = RecordCount(base - due, due)
+            yield fetched.wrong(due, left_out, NO_RECORDS, "the answer leaves them out")
         due, is_first = max(due, header.last_offset + 1), False
 
 
 def _check_content(
-    log: Log, acknowledged: dict[int, Produced], facts: LogFacts, fetched: _Fetched, batch: Batch
+    fetched: _Fetched, acknowledged: dict[int, Produced], records: LogRecords
 ) -> Iterator[Contradiction]:
     """A batch has the records that were produced at its offset, or delivered from there before."""
-    base = batch.header.base_offset
-    produced = acknowledged.get(base)
-    for known, note in (
-        (b"" if produced is None else produced.data, "not the batch that was produced there"),
-        (facts.delivered.batches[base].data, "another answer has other records there"),
-    ):
-        if len(known) >= BATCH_HEADER_SIZE and not have_same_content(known, batch.data):
-            count = RecordCount(batch.header.record_count, base)
-            yield _in_records(log, fetched, base, "", "the same", count, note)
-            return
+    for header, batch in ((each.header, each) for each in fetched.batches):
+        if header.magic != 2 or header.is_control:
+            continue
+        produced = acknowledged.get(header.base_offset)
+        for known, note in (
+            (b"" if produced is None else produced.data, "not the batch that was produced there"),
+            (records.batches[header.base_offset].data, "another answer has other records there"),
+        ):
+            if len(known) >= BATCH_HEADER_SIZE and not have_same_content(known, batch.data):
+                count = RecordCount(header.record_count, header.base_offset)
+                yield fetched.wrong(header.base_offset, "the same", count, note)
+                break
 
 
 def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction]:
     """Offsets that are below what an earlier answer has shown."""
-    by_answer = sorted(readings, key=lambda each: each.outcome.answered_ns)
+    by_answer = sorted(readings, key=lambda each: each.reply.outcome.answered_ns)
     highest: dict[int | None, int] = {}  # by node
     shown = 0
     late = 0  # of `by_answer`: those that every node shows by now
     everywhere = -1
-    for reading in sorted(readings, key=lambda each: each.outcome.sent_ns):
-        sent_ns = reading.outcome.sent_ns
-        while shown < len(by_answer) and by_answer[shown].outcome.answered_ns <= sent_ns:
+    for reading in sorted(readings, key=lambda each: each.reply.sent_ns):
+        sent_ns = reading.reply.sent_ns
+        while shown < len(by_answer) and by_answer[shown].reply.outcome.answered_ns <= sent_ns:
             each = by_answer[shown]
-            node = each.outcome.node_id
+            node = each.reply.outcome.node_id
             highest[node] = max(highest.get(node, -1), each.offset)
             shown += 1
-        while late < shown and by_answer[late].outcome.answered_ns + LAG_NS <= sent_ns:
+        while late < shown and by_answer[late].reply.outcome.answered_ns + LAG_NS <= sent_ns:
             everywhere = max(everywhere, by_answer[late].offset)
             late += 1
-        least = max(everywhere, highest.get(reading.outcome.node_id, -1))
+        least = max(everywhere, highest.get(reading.reply.outcome.node_id, -1))
         if reading.place and reading.offset < least:
-            yield _against(log, reading, least, "an earlier answer showed more")
+            yield reading.below(log, least, "an earlier answer showed more")
 
 
-def _check_aborted(log: Log, fetched: _Fetched) -> Iterator[Contradiction]:
+def _check_aborted(fetched: _Fetched) -> Iterator[Contradiction]:
     """Aborted records of a read_committed answer are listed, by their producer."""
     listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
     unlisted: set[int] = set()  # producers whose records this answer has
@@ -400,9 +393,9 @@ def _check_aborted(log: Log, fetched: _Fetched) -> Iterator[Contradiction]:
         producer = batch.header.producer_id
         if not batch.header.is_control:
             unlisted |= {producer} - listed if batch.header.is_transactional else set()
-        elif producer in unlisted and batch.marker_type == _ABORT:
+        elif producer in unlisted and batch.is_abort:
             place, note = _FETCHED + "aborted_transactions", "its records were aborted"
-            difference = in_log(log, place, f"producer {producer}", "not listed", note)
-            yield fetched.outcome.step.number, difference
+            one = in_log(fetched.log, place, f"producer {producer}", "not listed", note)
+            yield fetched.reply.wrong(one)
         else:
             unlisted.discard(producer)

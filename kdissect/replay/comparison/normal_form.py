@@ -17,12 +17,13 @@ state is a difference.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import is_secret
-from kdissect.replay.comparison.terms import Chosen, Terms, plain
+from kdissect.replay.comparison.terms import CHOSEN, Chosen, Terms, plain
 from kdissect.replay.fields import (
     FieldContext,
     FieldKind,
@@ -34,18 +35,11 @@ from kdissect.replay.fields import (
     shape_of,
     told,
 )
-from kdissect.replay.model import ABSENT, Difference, Log, ReplayPlan, Step
+from kdissect.replay.model import ABSENT, Difference, ReplayPlan, Step
 from kdissect.replay.translation.id_map import resource_word
 from kdissect.replay.workload.messages import api_name, request_of
 
 SURPLUS = "surplus"  # bytes after the end of a message
-_CHOSEN = frozenset(
-    {
-        FieldKind.GENERATION, FieldKind.LEADER_EPOCH, FieldKind.COUNTER, FieldKind.TIME,
-        FieldKind.TEXT,
-    }
-)  # fmt: skip
-
 Tree = Any
 Body = dict[str, Any]
 
@@ -62,16 +56,19 @@ class RequestNames:
 
     def __init__(self, plan: ReplayPlan) -> None:
         sent = [step for step in plan.steps if step.skipped is None]
+        topics, groups, ids = (
+            {name for step in sent for name in step.named(word)}
+            for word in ("topic", "group", "txn")
+        )
         self._named = {
-            kind: {name for step in sent for name in step.named(word)}
-            for kind, word in (
-                (FieldKind.TOPIC, "topic"), (FieldKind.GROUP, "group"),
-                (FieldKind.TRANSACTIONAL_ID, "txn"),
-            )
-        }  # fmt: skip
+            FieldKind.TOPIC: topics,
+            FieldKind.TOPIC_ID: topics,
+            FieldKind.GROUP: groups,
+            FieldKind.TRANSACTIONAL_ID: ids,
+        }
 
-    def is_foreign(self, kind: FieldKind, name: str) -> bool:
-        if kind is FieldKind.TOPIC and name.startswith("__"):
+    def is_foreign(self, kind: FieldKind | None, name: str) -> bool:
+        if kind in (FieldKind.TOPIC, FieldKind.TOPIC_ID) and name.startswith("__"):
             return True  # brokers make these when they need them
         return kind in self._named and name not in self._named[kind]
 
@@ -99,10 +96,6 @@ class Normaliser:
             tree[SURPLUS] = message.surplus
         return tree
 
-    def _log(self, around: FieldContext) -> Log:
-        """The partition that the structs around a value name, by the capture's name."""
-        return self._terms.topics.name(around.topic, around.topic_id), around.partition
-
     # -- structs and arrays -------------------------------------------------------------------
 
     def _struct(self, step: Step, shape: Shape, values: Body, around: FieldContext) -> Body:
@@ -118,9 +111,9 @@ class Normaliser:
                 if self._keeps_served:
                     tree[name] = value
             elif value is None:
-                tree[name] = None if kind not in _CHOSEN else Chosen(None)
+                tree[name] = None if kind not in CHOSEN else Chosen(None)
             elif each.inner is None:
-                tree[name] = self._value(step, name, kind, value, values, around)
+                tree[name] = self._terms.word(step, kind, name, value, values, around)
             elif each.slot.field.is_array:
                 tree[name] = self._array(step, each, each.inner, value, around)
             else:
@@ -158,7 +151,7 @@ class Normaliser:
                 continue
             here = about(inner.named, each, around) if inner.named else around
             key, kind = self._element_key(step, of, inner, each, here)
-            if kind is not None and self._names.is_foreign(kind, key):
+            if self._names.is_foreign(kind, key):
                 continue
             tree = self._struct(step, inner, each, around)
             known = elements.get(key)
@@ -182,72 +175,17 @@ class Normaliser:
             kind = self._kind(inner.rules_of(name), step, values)
             if kind is FieldKind.IGNORE or kind is FieldKind.SERVER:
                 continue
-            if kind is FieldKind.TOPIC_ID:
-                kind, value = FieldKind.TOPIC, self._terms.topics.name("", value)
-            elif kind is FieldKind.TOPIC:
-                value = self._terms.topic(value)
-            elif name == "api_key":
+            if name == "api_key":
                 value = api_name(value)
             elif name == "resource_type":
                 value = resource_word(value, is_acl="principal" in values or "acls" in values)
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
-            elif kind is not None:
-                value = self._value(step, name, kind, value, values, around)
+            else:
+                value = plain(self._terms.word(step, kind, name, value, values, around))
             named = named or kind
-            parts.append(told(value.value if isinstance(value, Chosen) else value))
+            parts.append(told(value))
         return " ".join(parts), named
-
-    # -- values -------------------------------------------------------------------------------
-
-    def _value(
-        self,
-        step: Step,
-        name: str,
-        kind: FieldKind | None,
-        value: Any,
-        holder: Body,
-        around: FieldContext,
-    ) -> Tree:
-        if kind is None or kind is FieldKind.EXACT:
-            return value
-        if kind in _CHOSEN:
-            return Chosen(value)
-        if isinstance(value, list):
-            found = [self._value(step, name, kind, each, holder, around) for each in value]
-            return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
-        if value == 0 and holder.get("error_code"):
-            return value  # Kafka's default, and no id: the struct only says what is wrong
-        if kind in (FieldKind.OFFSET, FieldKind.STORED_OFFSET):
-            return self._offset(step, value, around, kind)
-        if kind is FieldKind.PRODUCED_OFFSET:
-            return self._produced(step, value, around)
-        return self._terms.word(kind, name, value, holder, around)
-
-    def _offset(self, step: Step, value: int, around: FieldContext, kind: FieldKind) -> Tree:
-        """Where an offset is in the captured log. While another request writes, and next to
-        transaction markers, that is no matter: `logs` compares it with the target's log."""
-        if value < 0:
-            return value
-        log = self._log(around)
-        is_near_marker = kind is FieldKind.OFFSET and log in self._terms.ids.marked
-        if step.is_racing or is_near_marker:
-            return Chosen(value)
-        return self._terms.offset(log, value)
-
-    def _produced(self, step: Step, value: int, around: FieldContext) -> Tree:
-        if value < 0:
-            return value
-        log = self._log(around)
-        found = None if log in self._terms.ids.marked else self._terms.produced(
-            step.number, log, value
-        )  # fmt: skip
-        return Chosen(value) if found is None else found
-
-
-def _order(value: Tree) -> tuple[int, str]:
-    """Numbers by size, everything else as text."""
-    return (value, "") if isinstance(value, int) else (0, told(value))
 
 
 def _request_context(step: Step) -> FieldContext:
@@ -280,11 +218,20 @@ def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
 _CODES = ("error_code", "partition_error_code")
 
 
+class Found(NamedTuple):
+    """A difference with the structs on the way to it."""
+
+    difference: Difference
+    holders: tuple[Body, ...]
+
+
 class Place(NamedTuple):
     """A place in both trees. path: without indices. keys: of the elements on the way. holders: the
     structs on the way, of each part of the path, of the captured or else of the answered tree.
-    is_secret: by the struct of either tree."""
+    is_secret: by the struct of either tree. common_only: only fields that both have are compared.
+    """
 
+    common_only: bool
     path: str = ""
     keys: tuple[str, ...] = ()
     holders: tuple[Body, ...] = ()
@@ -293,86 +240,71 @@ class Place(NamedTuple):
     def field(self, name: str, *holders: Body) -> Place:
         path = f"{self.path}.{name}" if self.path else name
         hidden = any(is_secret(name, each) for each in holders)
-        return Place(path, self.keys, (*self.holders, holders[0]), hidden)
+        return self._replace(path=path, holders=(*self.holders, holders[0]), is_secret=hidden)
 
-    def element(self, key: str, element: Any) -> Place:
+    def element(self, key: str, element: Tree) -> Place:
         """The place of an array's element, whose own fields are the conditions of a rule."""
         holder = element if isinstance(element, dict) else {}
         holders = (*self.holders[:-1], holder)
-        return Place(f"{self.path}[]", (*self.keys, key), holders, self.is_secret)
+        return self._replace(path=f"{self.path}[]", keys=(*self.keys, key), holders=holders)
 
-
-class Found(NamedTuple):
-    """A difference with the structs on the way to it."""
-
-    difference: Difference
-    holders: tuple[Body, ...]
+    def found(self, c: Tree, a: Tree, note: str = "") -> Found:
+        values = plain(c), plain(a)
+        one = Difference(self.path, self.keys, *values, note=note, is_secret=self.is_secret)
+        return Found(one, self.holders)
 
 
 def compare(captured: Tree, answered: Tree, *, common_only: bool = False) -> Iterator[Found]:
     """The differences of two trees. common_only: of fields that both sides have."""
-    yield from _Diff(common_only).struct(captured, answered, Place())
+    yield from _structs(captured, answered, Place(common_only))
 
 
-class _Diff(NamedTuple):
-    common_only: bool
-
-    def struct(self, c: Body, a: Body, place: Place) -> Iterator[Found]:
-        for name in c:
-            if name in a and (name in _CODES or name.endswith("_state")):
-                if not _are_equal(c[name], a[name]):
-                    yield _found(place.field(name, c, a), c[name], a[name], _said(c, a))
-                    return
-        for name, value in c.items():
-            if name in a:
-                yield from self.value(value, a[name], place.field(name, c, a))
-            elif not self.common_only:
-                yield from self.value(value, None, place.field(name, c))
-        if not self.common_only:
-            for name in a.keys() - c.keys():
-                yield from self.value(None, a[name], place.field(name, a))
-
-    def value(self, c: Tree, a: Tree, place: Place) -> Iterator[Found]:
-        if isinstance(c, Keyed) and isinstance(a, Keyed):
-            yield from self._keyed(c, a, place)
-        elif isinstance(c, dict) and isinstance(a, dict):
-            yield from self.struct(c, a, place)
-        elif isinstance(c, list) and isinstance(a, list) and _has_structs(c, a):
-            for index in range(max(len(c), len(a))):
-                mine = c[index] if index < len(c) else ABSENT
-                theirs = a[index] if index < len(a) else ABSENT
-                yield from self._element(mine, theirs, str(index), place)
-        elif not _are_equal(c, a):
-            yield _found(place, c, a)
-
-    def _keyed(self, c: Keyed, a: Keyed, place: Place) -> Iterator[Found]:
-        found = [
-            each
-            for key in (*c, *(key for key in a if key not in c))
-            for each in self._element(c.get(key, ABSENT), a.get(key, ABSENT), key, place)
-        ]
-        if found and bool(c) != bool(a) and all(_is_one_sided(each) for each in found):
-            found = [Found(Difference(place.path, place.keys, [*c], [*a]), place.holders)]
-        yield from found
-
-    def _element(self, c: Tree, a: Tree, key: str, place: Place) -> Iterator[Found]:
-        here = place.element(key, a if c is ABSENT else c)
-        if a is ABSENT:
-            a = _without(c)
-        elif c is ABSENT:
-            c = _without(a)
-        if c is not ABSENT and a is not ABSENT:
-            yield from self.value(c, a, here)
-        else:
-            said = "it is listed twice" if key.endswith(AGAIN) else ""
-            yield Found(Difference(here.path, here.keys, c, a, note=said), here.holders)
+def _structs(c: Body, a: Body, place: Place) -> Iterator[Found]:
+    for name in c:
+        if name in a and (name in _CODES or name.endswith("_state")):
+            if not _are_equal(c[name], a[name]):
+                yield place.field(name, c, a).found(c[name], a[name], _said(c, a))
+                return
+    for name in (*c, *(a.keys() - c.keys())):
+        holders = [each for each in (c, a) if name in each]
+        if len(holders) == 2 or not place.common_only:
+            yield from _values(c.get(name), a.get(name), place.field(name, *holders))
 
 
-def _found(place: Place, c: Tree, a: Tree, said: str = "") -> Found:
-    difference = Difference(
-        place.path, place.keys, plain(c), plain(a), note=said, is_secret=place.is_secret
-    )
-    return Found(difference, place.holders)
+def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
+    if isinstance(c, Keyed) and isinstance(a, Keyed):
+        yield from _sets(c, a, place)
+    elif isinstance(c, dict) and isinstance(a, dict):
+        yield from _structs(c, a, place)
+    elif isinstance(c, list) and isinstance(a, list) and _has_structs(c, a):
+        for index, (mine, theirs) in enumerate(zip_longest(c, a, fillvalue=ABSENT)):
+            yield from _elements(mine, theirs, str(index), place)
+    elif not _are_equal(c, a):
+        yield place.found(c, a)
+
+
+def _sets(c: Keyed, a: Keyed, place: Place) -> Iterator[Found]:
+    found = [
+        each
+        for key in (*c, *(key for key in a if key not in c))
+        for each in _elements(c.get(key, ABSENT), a.get(key, ABSENT), key, place)
+    ]
+    if found and bool(c) != bool(a) and all(_is_one_sided(each) for each in found):
+        found = [place.found([*c], [*a])]
+    yield from found
+
+
+def _elements(c: Tree, a: Tree, key: str, place: Place) -> Iterator[Found]:
+    here = place.element(key, a if c is ABSENT else c)
+    if a is ABSENT:
+        a = _without(c)
+    elif c is ABSENT:
+        c = _without(a)
+    if c is not ABSENT and a is not ABSENT:
+        yield from _values(c, a, here)
+    else:
+        said = "it is listed twice" if key.endswith(AGAIN) else ""
+        yield here.found(c, a, said)
 
 
 def _are_equal(c: Tree, a: Tree) -> bool:

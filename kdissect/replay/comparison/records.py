@@ -7,34 +7,32 @@ that answers have delivered of the log.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompressed
-from kdissect.codec.record_batches import CONTROL_TYPES, decode_record_set
+from kdissect.codec.record_batches import decode_record_set
 from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.comparison.replies import Contradiction
 from kdissect.replay.model import Difference, Log
 from kdissect.status import Status
 from kdissect.text import plural
 
 PLACE = "responses[].partitions[].records"
 _ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
-# The first record of a control batch, which is never compressed: size, attributes, two deltas as
-# varints; a key of four bytes: its version and the type
-_VARINT = rb"[\x80-\xff]*[\x00-\x7f]"
-_CONTROL_RECORD = re.compile(_VARINT + rb"." + 2 * _VARINT + rb"\x08..(..)", re.DOTALL)
+_MARKER_AT = 68  # its type: brokers write one record without deltas, after its version
 _CODEC_MASK, _APPEND_TIME = 7, 8
 _OF_ROWS = ("key", "value", "headers", "timestamp_ms")
+_TIMESTAMP_TYPES = ["CreateTime", "LogAppendTime"]
 _LIMITS = DecompressionLimits()
 _REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 
 Row = dict[str, Any]
-Contradiction = tuple[int, Difference]  # the step whose answer is wrong
+ToTarget = Callable[[Log, int], int]  # an offset of the other side
 
 
 class RecordCount(NamedTuple):
@@ -47,6 +45,9 @@ class RecordCount(NamedTuple):
         if not self.records:
             return "no records"
         return f"{plural(self.records, 'record')} from offset {self.first}"
+
+
+NO_RECORDS = RecordCount(0, -1)
 
 
 def in_log(
@@ -76,11 +77,9 @@ class Batch(NamedTuple):
         return [{**row, **own} for row in _rows_of(self.record_set).get(self.header.pos, ())]
 
     @property
-    def marker_type(self) -> str:
-        """``COMMIT`` or ``ABORT`` of a control batch; other words for other control records."""
-        record = _CONTROL_RECORD.match(self.data, BATCH_HEADER_SIZE)
-        number = int.from_bytes(record[1], "big") if record else len(CONTROL_TYPES)
-        return CONTROL_TYPES[min(number, len(CONTROL_TYPES) - 1)]
+    def is_abort(self) -> bool:
+        """Return whether it is the marker of an aborted transaction."""
+        return self.header.is_control and self.data[_MARKER_AT : _MARKER_AT + 2] == b"\0\0"
 
 
 @lru_cache(maxsize=2)  # the batches of an answer are read one after the other
@@ -109,13 +108,9 @@ def digest_of(row: Row) -> int:
 
 
 def have_same_content(one: bytes, other: bytes) -> bool:
-    """Return whether two batches of magic 2 hold the same keys, values and headers, in the same
-    order; they may be compressed differently."""
-    if one[_COUNT_AT:] == other[_COUNT_AT:] or _section(one) == _section(other):
-        return True
-    rows = ([row for batch in batches_of(each) for row in batch.rows()] for each in (one, other))
-    mine, theirs = (list(map(digest_of, each)) for each in rows)
-    return mine == theirs
+    """Return whether two batches of magic 2 hold the same records; they may be compressed
+    differently."""
+    return one[_COUNT_AT:] == other[_COUNT_AT:] or _section(one) == _section(other)
 
 
 def _section(batch: bytes) -> bytes | None:
@@ -144,13 +139,21 @@ def _codec_of(batch: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Delivered:
-    """The records that answers have brought of one log. batches: those of magic 2 by base offset,
-    each as it came first."""
+class LogRecords:
+    """The records that answers have brought of one log, and their comparison with captured ones.
 
+    batches: those of magic 2 by base offset, each as it came first. silent: record sets of Produce
+    requests with acks 0. found: differences by step.
+    """
+
+    log: Log
     batches: dict[int, Batch] = field(default_factory=dict)
+    silent: list[bytes] = field(default_factory=list)
+    found: list[Contradiction] = field(default_factory=list)
     _rows: dict[int, Row] = field(default_factory=dict)  # decoded so far
     _unread: list[int] = field(default_factory=list)  # base offsets of the others, ascending
+    # by the target's offset: digests of the captured and of another record there
+    _replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, batch: Batch) -> None:
         base = batch.header.base_offset
@@ -160,7 +163,7 @@ class Delivered:
             self.batches[base] = batch
             insort(self._unread, base)
 
-    def row(self, offset: int) -> Row | None:
+    def _row(self, offset: int) -> Row | None:
         """The record at an offset, decoded; None if no answer has it."""
         place = bisect_right(self._unread, offset) - 1
         if offset not in self._rows and place >= 0:
@@ -170,40 +173,26 @@ class Delivered:
                 self._rows |= {row["offset"]: row for row in batch.rows()}
         return self._rows.get(offset)
 
+    # -- the comparison -------------------------------------------------------------------------
 
-# -- the comparison -------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class RecordComparison:
-    """Compares the captured records of one log with those that answers have delivered.
-
-    to_target: an offset of the other side. found: differences by step.
-    """
-
-    log: Log
-    delivered: Delivered
-    to_target: Callable[[Log, int], int]
-    found: list[Contradiction] = field(default_factory=list)
-    # by the target's offset: digests of the captured and of another record there
-    _replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def compare(self, step: int, captured: bytes) -> None:
-        """Compare the records that the answer to a step should have brought."""
+    def compare(self, step: int, captured: bytes, to_target: ToTarget) -> None:
+        """Compare the records that the answer to a step should have brought. to_target: an offset
+        of the other side."""
         lost: list[int] = []
         for batch in batches_of(captured):
             if batch.header.is_control:
                 continue  # a marker comes some time after its transaction: where is no matter
-            other = self.delivered.batches.get(self.to_target(self.log, batch.header.base_offset))
+            other = self.batches.get(to_target(self.log, batch.header.base_offset))
             if other is None or batch.header.magic != 2 or not self._is_same(step, batch, other):
-                lost += self._compare_rows(step, batch)
+                lost += self._compare_rows(step, batch, to_target)
         if lost:
-            count, none = RecordCount(len(lost), min(lost)), RecordCount(0, -1)
-            one = in_log(self.log, PLACE, count, none, "no answer brings them")
+            count = RecordCount(len(lost), min(lost))
+            one = in_log(self.log, PLACE, count, NO_RECORDS, "no answer brings them")
             self.found.append((step, one))
 
     def _add(self, step: int, offset: int, name: str, c: Any, a: Any) -> None:
-        self.found.append((step, in_log(self.log, f"{PLACE}[].{name}", c, a, offset=offset)))
+        if c != a:
+            self.found.append((step, in_log(self.log, f"{PLACE}[].{name}", c, a, offset=offset)))
 
     def _is_same(self, step: int, captured: Batch, answered: Batch) -> bool:
         """Return whether two batches hold the same records byte for byte; notes what else
@@ -211,40 +200,36 @@ class RecordComparison:
         c, a, offset = captured.data, answered.data, captured.header.base_offset
         if answered.header.is_control:
             return False
-        codecs, are_appended = (_codec_of(c), _codec_of(a)), (has_append_time(c),
-                                                              has_append_time(a))  # fmt: skip
-        if codecs[0] != codecs[1]:
-            self._add(step, offset, "compression", *codecs)
-        if are_appended[0] != are_appended[1]:
-            words = ("LogAppendTime" if each else "CreateTime" for each in are_appended)
-            self._add(step, offset, "timestamp_type", *words)
-        have_times = any(are_appended) or c[_TIMES_AT:_PRODUCER_AT] == a[_TIMES_AT:_PRODUCER_AT]
-        return have_times and c[_COUNT_AT:] == a[_COUNT_AT:]
+        types = [_TIMESTAMP_TYPES[has_append_time(each)] for each in (c, a)]
+        self._add(step, offset, "compression", _codec_of(c), _codec_of(a))
+        self._add(step, offset, "timestamp_type", *types)
+        have_times = types == _TIMESTAMP_TYPES[:1] * 2
+        are_equal = c[_TIMES_AT:_PRODUCER_AT] == a[_TIMES_AT:_PRODUCER_AT] or not have_times
+        return are_equal and c[_COUNT_AT:] == a[_COUNT_AT:]
 
-    def _compare_rows(self, step: int, captured: Batch) -> Iterator[int]:
+    def _compare_rows(self, step: int, captured: Batch, to_target: ToTarget) -> Iterator[int]:
         """Compare record by record. Yields the offsets of those that no answer brings."""
         for row in captured.rows():
-            offset = self.to_target(self.log, row["offset"])
-            other = self.delivered.row(offset)
+            offset = to_target(self.log, row["offset"])
+            other = self._row(offset)
             if other is None:
                 yield row["offset"]
             elif not other["is_control"]:
                 have_times = row["timestamp_type"] == other["timestamp_type"] == "CreateTime"
-                for name in _OF_ROWS:
-                    if row[name] != other[name] and (have_times or name != "timestamp_ms"):
-                        self._add(step, row["offset"], name, row[name], other[name])
+                for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
+                    self._add(step, row["offset"], name, row[name], other[name])
                 digests = digest_of(row), digest_of(other)
                 if digests[0] != digests[1]:
                     self._replaced[offset] = digests
 
-    def allow_reordered(self, silent: Iterable[bytes]) -> None:
+    def allow_reordered(self) -> None:
         """Allow records that only changed their places, if Produce requests with acks 0 wrote them:
-        those in flight at the same time have no order. silent: record sets of such requests."""
+        those in flight at the same time have no order."""
         pairs = self._replaced.values()
         captured, answered = Counter(c for c, _ in pairs), Counter(a for _, a in pairs)
         if not captured or captured != answered:
             return
-        rows = (row for data in silent for batch in batches_of(data) for row in batch.rows())
+        rows = (row for data in self.silent for batch in batches_of(data) for row in batch.rows())
         if captured.keys() <= set(map(digest_of, rows)):
             self.found = [
                 (step, replace(one, rule=_REORDERED) if one.place.endswith(_OF_ROWS) else one)

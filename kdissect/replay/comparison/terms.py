@@ -12,16 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kdissect.replay.fields import FieldContext, FieldKind
-from kdissect.replay.model import Log
+from kdissect.replay.fields import FieldContext, FieldKind, told
+from kdissect.replay.model import Log, Step
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
-from kdissect.replay.workload.messages import TopicNames
+from kdissect.replay.workload.messages import Body, TopicNames
 
 A_BROKER = "a broker"
-
-
-Body = dict[str, Any]
+# Kinds of values that are the cluster's choice
+CHOSEN = frozenset(
+    {
+        FieldKind.GENERATION,
+        FieldKind.LEADER_EPOCH,
+        FieldKind.COUNTER,
+        FieldKind.TIME,
+        FieldKind.TEXT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +99,42 @@ class Terms:
     def transactional_id(self, name: str) -> str:
         return self._names["transactional-id"].get(name, name)
 
-    def offset(self, log: Log, offset: int) -> int:
-        """Its position in the captured log. One of the capture counts as the target's do: next to
-        transaction markers and log starts the numbers may differ."""
-        offsets = self.ids.offsets
+    def _position(self, step: Step, kind: FieldKind, offset: int, around: FieldContext) -> Any:
+        """Where an offset is in the captured log. While another request writes, and next to
+        transaction markers, that is no matter: `logs` compares it with the target's log. One of
+        the capture counts as the target's do: next to markers and log starts the numbers differ."""
+        log = self.topics.name(around.topic, around.topic_id), around.partition
+        is_marked, offsets = log in self.ids.marked, self.ids.offsets
+        if kind is FieldKind.PRODUCED_OFFSET:  # by the batches before it; the first has none
+            shift = self.ids.shifts.get((step.number, log)) if self._is_target else 0
+            return Chosen(offset) if is_marked or shift is None else offset - shift
+        if step.is_racing or (is_marked and kind is FieldKind.OFFSET):
+            return Chosen(offset)
         there = offset if self._is_target else offsets.to_target(log, offset)
         return offsets.to_capture(log, there)
 
-    def produced(self, step: int, log: Log, base_offset: int) -> int | None:
-        """By the batches before this one; None for the first of the target's log."""
-        if not self._is_target:
-            return base_offset
-        shift = self.ids.shifts.get((step, log))
-        return None if shift is None else base_offset - shift
-
     def word(
-        self, kind: FieldKind, name: str, value: Any, holder: Body, around: FieldContext
+        self,
+        step: Step,
+        kind: FieldKind | None,
+        name: str,
+        value: Any,
+        holder: Body,
+        around: FieldContext,
     ) -> Any:
-        """The word for an id in a field of a struct, by the kind of the field."""
+        """The word for a value in a field of a struct, by the kind of the field."""
+        if kind is None or kind is FieldKind.EXACT:
+            return value
+        if kind in CHOSEN:
+            return Chosen(value)
+        if isinstance(value, list):
+            found = [self.word(step, kind, name, each, holder, around) for each in value]
+            return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
+        if value == 0 and holder.get("error_code"):
+            return value  # Kafka's default, and no id: the struct only says what is wrong
         match kind:
+            case FieldKind.OFFSET | FieldKind.STORED_OFFSET | FieldKind.PRODUCED_OFFSET:
+                return value if value < 0 else self._position(step, kind, value, around)
             case FieldKind.TOPIC:
                 return self.topic(value)
             case FieldKind.TOPIC_ID:
@@ -152,3 +176,8 @@ class Terms:
     def _producer(self, producer_id: int, epoch: int) -> Producer:
         producer = Producer(producer_id, epoch)
         return self._producers.target(producer) or producer
+
+
+def _order(value: Any) -> tuple[int, str]:
+    """Numbers by size, everything else as text."""
+    return (value, "") if isinstance(value, int) else (0, told(value))

@@ -317,7 +317,7 @@ class _Verdicts:
             notes += self._excuse_noise()
         captured = self.against.versions if self.against else captured_ranges(results.plan.workload)
         releases = Releases.between(captured, self.target.versions)
-        allow_changes(releases, self.target.versions, outcomes)
+        allow_changes(releases, outcomes)
         results.findings = self._end_findings(notes)
         if LATENCY in self.options.fail_on:
             results.findings += self._slower(notes)

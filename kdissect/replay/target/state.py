@@ -290,7 +290,7 @@ class _AbortedTransactions:
         for each in [one for one in self.listed if one["first_offset"] <= header.last_offset]:
             self.listed.remove(each)
             self._open.add(each["producer_id"])
-        if header.is_control and batch.marker_type == "ABORT":
+        if batch.is_abort:
             self._open.discard(header.producer_id)
         return header.is_control
 

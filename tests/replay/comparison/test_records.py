@@ -3,7 +3,7 @@
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.records import Delivered, RecordComparison, RecordCount, batches_of
+from kdissect.replay.comparison.records import LogRecords, RecordCount, batches_of
 from kdissect.replay.model import Difference
 
 LOG = ("t", 0)
@@ -20,14 +20,13 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
 
 def found(*answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"") -> list[Difference]:
     """The differences of (captured, answered) records of log t-0. shift: of its offsets."""
-    delivered = Delivered()
+    records = LogRecords(LOG, silent=[silent])
     for each in [one for _, answered in answers for one in batches_of(answered)]:
-        delivered.add(each)
-    comparison = RecordComparison(LOG, delivered, lambda _, offset: offset + shift)
+        records.add(each)
     for step, (captured, _) in enumerate(answers):
-        comparison.compare(step, captured)
-    comparison.allow_reordered([silent])
-    return [one for _, one in comparison.found]
+        records.compare(step, captured, lambda _, offset: offset + shift)
+    records.allow_reordered()
+    return [one for _, one in records.found]
 
 
 def test_records_are_compared_by_offset_across_batches() -> None:
