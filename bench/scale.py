@@ -6,7 +6,6 @@ size has a process of its own, so that the driver's memory is its own.
 """
 
 import multiprocessing
-import pickle
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ def planned(total_gb: int, file_gb: int) -> dict[str, int | str]:
     """Figures of the plan for so many GB in files of `file_gb`."""
     began = time.perf_counter()
     plan = planned_run(total_gb, file_gb)
-    items = [pickle.dumps(units) for units in plan.scan_tasks()]
+    items = [row.data for row in plan.scan_rows()]
     took = time.perf_counter() - began
     return {
         "files": len(plan.files),
@@ -54,7 +53,7 @@ def planned(total_gb: int, file_gb: int) -> dict[str, int | str]:
         "buckets": plan.bucket_count,
         "slots": plan.slot_count,
         "keys of events": plan.event_key_count,
-        "plan in a task, MB": f"{len(pickle.dumps(plan.for_tasks())) / 1e6:.2f}",
+        "plan in a task, MB": f"{len(plan.for_tasks()) / 1e6:.2f}",
         "units of a scan task, kB": f"{max(map(len, items)) / 1e3:.1f}",
         "driver, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "seconds": f"{took:.1f}",

@@ -505,11 +505,11 @@ def read(
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
     with planned(paths_of(paths), options, spool) as plan:
-        result = local.run(plan, sink)
-        timings = {"session_start_s": 0.0, **result["timings"]}
+        summary = local.run(plan, sink)
+        timings = {"session_start_s": 0.0, **summary.timings}
         timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
-        manifest = _manifest(plan, manifest_inputs(plan, result["hashes"]), timings)
+        manifest = _manifest(plan, manifest_inputs(plan, summary.hashes), timings)
         manifest["totals"] |= {name: tables[name].num_rows for name in COUNTED_TABLES}
     return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
 
@@ -719,25 +719,24 @@ class _Run:
         target = self.target
         with staging(target) as run_id:
             if self.spark is not None and (plan.splits or plan.before):
-                files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
+                summary = on_spark.run(self.spark, plan, absolute(target), run_id)
             else:
-                files, result = local.staged_run(plan, absolute(target), run_id)
+                summary = local.staged_run(plan, absolute(target), run_id)
             if reason is None:
                 sink = ParquetSink(absolute(target), run_id, "state")
-                sink(STATE_KNOWN, state_to_save(plan, result["state"], append))
-                files += sink.close()
-            timings = {**self.timings, **result["timings"]}
+                sink(STATE_KNOWN, state_to_save(plan, summary, append))
+                summary.files += sink.close()
+            timings = {**self.timings, **summary.timings}
             timings["total_s"] = time.perf_counter() - self.began
-            inputs = manifest_inputs(plan, result["hashes"])
+            inputs = manifest_inputs(plan, summary.hashes)
             before = append.manifest if append else None
             manifest = _manifest(plan, inputs, timings, before)
-            counts = result["state"]["counts"]
-            manifest["state"] = {"missing": reason} if reason else {"counts": counts}
+            manifest["state"] = {"missing": reason} if reason else {"counts": summary.counts}
             if append_entry is not None:
                 manifest["append"] = append_entry
             kept = append.final if append else {}
-            self.manifest = commit(target, run_id, files, manifest, kept)
-        return count_notes(result["state"]["counts"]) if plan.keeps else []
+            self.manifest = commit(target, run_id, summary.files, manifest, kept)
+        return count_notes(summary.counts) if plan.keeps else []
 
 
 def _manifest(

@@ -56,6 +56,7 @@ from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import Before, RunPlan, hashed, planned_inputs
+from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import COUNTS, read_state
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
@@ -288,17 +289,17 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
     return None
 
 
-def state_to_save(plan: RunPlan, state: dict[str, Any], append: AppendPlan | None) -> pa.Table:
+def state_to_save(plan: RunPlan, summary: RunSummary, append: AppendPlan | None) -> pa.Table:
     """The row of STATE_KNOWN of a run that saved state.
 
     capture_ids: of all captures of the set. facts: packed `Cluster`. end_ns: time of the latest
     packet. changed_ns: times of change of local captures. names_used: `NamesUsed`.
     """
     known = append.before.known if append else {"names_used": [], "changed_ns": {}}
-    used = {(kind, name) for kind, name in [*known["names_used"], *state["names_used"]]}
+    used = {(kind, name) for kind, name in [*known["names_used"], *summary.names_used]}
     document = {
         "capture_ids": plan.capture_ids[: len(plan.sizes)],
-        "facts": state["facts"],
+        "facts": summary.facts.to_bytes().decode(),
         "end_ns": plan.end_ns,
         "changed_ns": known["changed_ns"] | _changed_ns(plan),
         "names_used": sorted(used),

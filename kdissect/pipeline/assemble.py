@@ -7,7 +7,6 @@ part.
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import gather_ranges, take
+from kdissect.arrays import Bools, gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import SegmentBatch
@@ -37,15 +36,15 @@ from kdissect.pipeline.filters import (
 from kdissect.pipeline.learn import Learnt, learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
-from kdissect.pipeline.run_tables import RunStats
+from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.segment_buffer import Gathered
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
-    RUN,
     STATE_OPEN,
+    TABLE_OF,
     Row,
     RowKind,
     packed_table,
@@ -126,18 +125,21 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
     learnt.finish(assembly)
-    for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
-        for some in sliced(table):
-            yield Row(slot, RowKind.TABLE, number, packed_table(name, some))
+    summary = RunSummary(facts=learnt.cluster)
+    home = number % plan.slot_count
+    for name, table in _tables(plan, bucket, learnt, has_exchange):
+        if name in TABLE_OF and table.num_rows:
+            summary.connections[name].append(table)
+        for some in sliced(table) if name not in TABLE_OF else ():
+            yield Row(home, RowKind.TABLE, number, packed_table(name, some))
     packets = enumerate(assembly.duplicate_packets.tolist())
-    duplicates = Counter({source: count for source, count in packets if count})
-    stats = RunStats(duplicates=duplicates, counts=Counter(bucket.counts))
+    summary.duplicates.update({source: count for source, count in packets if count})
+    summary.counts.update(bucket.counts)
     for source, count in bucket.given_up.items():
-        stats.tcp[source] -= count
-        stats.ignored[source][NOT_FOLLOWED] += count
-    stats.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
-    yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
-    yield Row(RUN, RowKind.FACTS, number, learnt.cluster.to_bytes())
+        summary.tcp[source] -= count
+        summary.ignored[source][NOT_FOLLOWED] += count
+    summary.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
+    yield summary.row(number)
 
 
 # -- the two ways ---------------------------------------------------------------------------
@@ -224,10 +226,9 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
 
 
 def _tables(
-    plan: RunPlan, number: int, bucket: AssembledBucket, learnt: Learnt, has_exchange: Any
-) -> Iterator[tuple[int, str, pa.Table]]:
-    """Rows of `connections`, `anomalies` and the saved state by slot; with the key RUN those of
-    connections that go on from run to run.
+    plan: RunPlan, bucket: AssembledBucket, learnt: Learnt, has_exchange: Bools
+) -> Iterator[tuple[str, pa.Table]]:
+    """Rows of `connections` by name of TABLE_OF or table, of `anomalies`, and of the saved state.
 
     has_exchange: bool per anomaly, whether its exchange is written.
     """
@@ -237,17 +238,18 @@ def _tables(
     connections = connections_table(
         assembly.endpoints, assembly.connections, learnt.clients, assembly.tls, assembly.tcp
     )
-    home = number % plan.slot_count
-    is_shared = found.is_open | found.was_open
-    yield home, "connections", connections.filter(pa.array(overlaps & ~is_shared))
-    yield RUN, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & found.is_open))
-    chosen = overlaps & is_shared & ~found.is_open
-    yield RUN, ENDED_CONNECTIONS, connections.filter(pa.array(chosen))
+    has_ended = found.was_open & ~found.is_open
+    for name, chosen in (
+        ("connections", ~found.is_open & ~found.was_open),
+        (OPEN_CONNECTIONS, found.is_open),
+        (ENDED_CONNECTIONS, has_ended),
+    ):
+        yield name, connections.filter(pa.array(overlaps & chosen))
     assembly = replace(assembly, anomalies=assembly.anomalies[stays])
     for table in anomaly_tables(assembly, found.sources, list(plan.capture_ids), options):
-        yield home, "anomalies", table
-    yield home, "anomalies", anomalies_table(bucket.notes)
-    yield home, STATE_OPEN, to_table(bucket.states)
+        yield "anomalies", table
+    yield "anomalies", anomalies_table(bucket.notes)
+    yield STATE_OPEN, to_table(bucket.states)
 
 
 def anomaly_tables(

@@ -6,10 +6,9 @@ need all events of one key, such as a consumer group's history.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,8 @@ from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.message_tables import TableOutput, write_tables
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
-from kdissect.pipeline.saved_state import NamesUsed, scram_users
+from kdissect.pipeline.run_tables import RunSummary
+from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
 from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector, in_order, unpack
@@ -61,7 +61,7 @@ def decode(
     rows: Iterable[Row],
     sink: Sink,
 ) -> Iterator[Row]:
-    """Write all rows of one slot to tables; yields events, and last a RESULT for the driver.
+    """Write all rows of one slot to tables; yields events.
 
     facts: of the whole run. rows: all have the slot's number as their key, in the order of
     `RowKind`.
@@ -70,6 +70,7 @@ def decode(
     slot = 0
     used: NamesUsed = set()
     parts: list[Assembly] = []
+    events, earlier = Collector(plan.event_key_count), Collector(plan.event_key_count)
     for row in rows:
         slot = row.key
         if row.kind == RowKind.TABLE:
@@ -78,6 +79,8 @@ def decode(
                 used |= scram_users(table)
                 table = with_owners(table, facts.owners)
             sink(name, table)
+        elif row.kind == RowKind.SAVED_EVENTS:
+            earlier.add(*read_events(row))
         else:
             parts.append(exchange_index.from_bytes(row.data))
     assembly = exchange_index.concat(parts)
@@ -85,21 +88,16 @@ def decode(
     sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
-    events = Collector(plan.event_key_count)
     output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
     chunks = chunks_in_time(assembly.exchanges, plan.options.chunk_bytes)
     names = facts.topics.names()
     used |= decode_exchanges(output, sources, chunks, names, events)
-    state: dict[str, Any] = {}
-    if plan.keeps:
-        state = {"names_used": sorted(used)}
-        for name, table in events.tables().items():
-            sink(f"{STATE}/{name}", table)
-    for packed in events.packed():
+    for name, table in events.tables().items() if plan.keeps else ():
+        sink(f"{STATE}/{name}", table)
+    for packed in chain(events.packed(), earlier.packed()):
         yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     timings = {"decode_s": time.perf_counter() - began, "decode_bytes": byte_count}
-    result = json.dumps({"timings": timings, "state": state}).encode()
-    yield Row(slot % plan.event_key_count, RowKind.RESULT, slot, result)
+    yield RunSummary(timings=timings, names_used=used if plan.keeps else set()).row(slot)
 
 
 def decode_exchanges(
@@ -148,11 +146,12 @@ def _messages(
     )
 
 
-def analyse(events: list[bytes], sink: Sink) -> dict[str, Any]:
-    """Write the tables built from all events of one key; returns the timings in seconds."""
+def analyse(rows: Iterable[Row], sink: Sink) -> Iterator[Row]:
+    """Write the tables built from all events of one key."""
     began = time.perf_counter()
-    of_kind = {name: in_order(table) for name, table in unpack(events).items()}
+    events = unpack([row.data for row in rows])
+    of_kind = {name: in_order(table) for name, table in events.items()}
     for name, kind, rows_of in _TABLES:
         if of_kind[kind].num_rows:
             sink(name, rows_of(of_kind[kind]))
-    return {"timings": {"analyse_s": time.perf_counter() - began}}
+    yield RunSummary(timings={"analyse_s": time.perf_counter() - began}).row()

@@ -17,13 +17,15 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import pickle
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +39,7 @@ from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture, walk_capt
 from kdissect.capture.windows import TLS_KEY_LOG
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
+from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
@@ -51,8 +54,16 @@ HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a b
 
 # A split, the number in `RunPlan.files` of an input to hash, or a file of saved connections.
 ScanUnit = Split | int | str
-# Calls a function for each item, in a task of its own; returns the results in the order of items.
-Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Runner(Protocol):
+    """Calls a function for each item, in a task of its own; returns the results in the order of
+    items."""
+
+    def __call__(self, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]: ...
 
 
 def task_count(byte_count: int, split_bytes: int | None = None) -> int:
@@ -151,21 +162,30 @@ class RunPlan:
         saved = self.before.open_files if self.before else ()
         return [*self.splits, *range(len(self.files)), *saved]
 
-    def scan_tasks(self) -> list[list[tuple[int, ScanUnit]]]:
-        """(number, unit) of each scan task: consecutive units of about equal bytes."""
+    def scan_rows(self) -> list[Row]:
+        """A row for each scan task, with consecutive units of about equal bytes."""
         units = list(enumerate(self.scan_units))
-        hashed = (0 if isinstance(file, str) else file.size // HASHED_PER_SCANNED
-                  for file in self.files)  # fmt: skip
+        sizes = (0 if isinstance(file, str) else file.size for file in self.files)
+        hashed = (size // HASHED_PER_SCANNED for size in sizes)
         ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
         bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
         count = len(ends) - 1
         saved = range(count, len(units))  # a task for each file
         starts = [*bounds[bounds < count].tolist(), *saved, len(units)]
-        return [units[start:stop] for start, stop in pairwise(starts)]
+        return [
+            Row(task, RowKind.UNITS, task, pickle.dumps(units[start:stop]))
+            for task, (start, stop) in enumerate(pairwise(starts))
+        ]
 
-    def for_tasks(self) -> RunPlan:
-        """The plan without its splits; a scan task gets its own ones from `scan_tasks`."""
-        return replace(self, splits=())
+    def for_tasks(self) -> bytes:
+        """The plan for `of_task`, compressed, because it names every file. A scan task gets its
+        splits from `scan_rows`."""
+        return zlib.compress(pickle.dumps(replace(self, splits=())))
+
+    @staticmethod
+    def of_task(data: bytes) -> RunPlan:
+        plan: RunPlan = pickle.loads(zlib.decompress(data))
+        return plan
 
     @property
     def end_ns(self) -> int:
@@ -307,7 +327,7 @@ def _joined(
     return join(tables, Sources(files, folder), passed_over)
 
 
-def _here(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+def _here(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """The `Runner` of this process."""
     return [call(item) for item in items]
 

@@ -1,52 +1,45 @@
-"""What the scan and assemble steps tell of the whole run, and the tables made of it.
+"""What the steps tell of the whole run, and the tables made of it.
 
-Both steps yield rows with the key RUN: counts of packets, facts that messages hold (names of
-topics, brokers), and the connections that go on from run to run. The caller of the steps collects
-them after the last bucket. It writes the tables of the whole run, and gives the facts to each
-decode task, because a fact that comes late applies to earlier rows as well.
+Every step yields rows with the key RUN. The caller of the steps sums them up. After the last bucket
+it writes the tables of the whole run, and gives the facts (names of topics, owners of tokens) to
+each decode task, because a fact that comes late applies to earlier rows as well.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.plan import RunPlan
+from kdissect.pipeline.plan import Before, RunPlan
 from kdissect.pipeline.saved_state import (
     NamesUsed,
     late_names,
     open_and_ended_connections,
     scram_users,
 )
-from kdissect.pipeline.step_rows import (
-    RUN,
-    Row,
-    RowKind,
-    Sink,
-    packed_table,
-)
+from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
+from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
-from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tables.schemas import CAPTURES, table_of_rows
 
 LATE_NAMES_LISTED = 20
 
 
 @dataclass(slots=True)
-class RunStats:
-    """Counts of a run, or of a part of it, picklable; `+=` adds another part.
+class RunSummary:
+    """What a run tells besides rows of tables, or what a part of it tells; `+=` adds another part.
 
     packets, tcp, duplicates: by source. ignored: by source and reason. counts: by name of
     `saved_state.COUNTS`. timings: seconds and bytes by name. hashes: (number in the plan's `files`,
-    size, sha256).
+    size, sha256). facts: what messages tell. connections: rows of OPEN_CONNECTIONS and of
+    ENDED_CONNECTIONS, which go on from run to run. names_used: if the run saves state. files:
+    of tables, staged by successful attempts.
     """
 
     packets: Counter[int] = field(default_factory=Counter)
@@ -54,88 +47,62 @@ class RunStats:
     duplicates: Counter[int] = field(default_factory=Counter)
     ignored: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     counts: Counter[str] = field(default_factory=Counter)
-    timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    timings: dict[str, float] = field(default_factory=dict)
     hashes: list[tuple[int, int, str]] = field(default_factory=list)
+    facts: Cluster = field(default_factory=Cluster)
+    connections: defaultdict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
+    names_used: NamesUsed = field(default_factory=set)
+    files: list[StagedFile] = field(default_factory=list)
 
-    def __iadd__(self, other: RunStats) -> RunStats:
+    def __iadd__(self, other: RunSummary) -> RunSummary:
         for name in ("packets", "tcp", "duplicates", "counts"):
             getattr(self, name).update(getattr(other, name))  # a counter adds
         for source, reasons in other.ignored.items():
             self.ignored[source].update(reasons)
         for name, value in other.timings.items():
-            self.timings[name] += value
+            self.timings[name] = self.timings.get(name, 0.0) + value
+        self.facts.merge(other.facts)
+        for name, tables in other.connections.items():
+            self.connections[name] += tables
         self.hashes += other.hashes
+        self.names_used |= other.names_used
+        self.files += other.files
         return self
 
+    def add(self, row: Row) -> None:
+        """Add what a row with the key RUN tells."""
+        self += pickle.loads(row.data)
 
-@dataclass(slots=True)
-class RunSummary:
-    """All that the rows with the key RUN tell.
-
-    connections: rows of OPEN_CONNECTIONS and of ENDED_CONNECTIONS, which go on from run to run.
-    """
-
-    stats: RunStats = field(default_factory=RunStats)
-    facts: Cluster = field(default_factory=Cluster)
-    connections: dict[str, list[pa.Table]] = field(default_factory=dict)
-
-    @staticmethod
-    def of(rows: Iterable[Row]) -> RunSummary:
-        summary = RunSummary()
-        for row in rows:
-            assert row.key == RUN, row.key
-            if row.kind == RowKind.STATS:
-                summary.stats += pickle.loads(row.data)
-            elif row.kind == RowKind.FACTS:
-                summary.facts.merge(Cluster.from_bytes(row.data))
-            else:
-                name, table = unpacked(row.data)
-                summary.connections.setdefault(name, []).append(table)
-        return summary
-
-    def rows(self) -> Iterator[Row]:
-        """The same in few rows."""
-        yield Row(RUN, RowKind.STATS, 0, pickle.dumps(self.stats))
-        yield Row(RUN, RowKind.FACTS, 0, self.facts.to_bytes())
-        for name, tables in self.connections.items():
-            for table in tables:
-                yield Row(RUN, RowKind.TABLE, 0, packed_table(name, table))
+    def row(self, order: int = 0) -> Row:
+        """The row with the key RUN that tells the same."""
+        return Row(RUN, RowKind.SUMMARY, order, pickle.dumps(self))
 
 
-def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str, Any]:
-    """Write the tables of the whole run; returns a result as those of tasks (`local.summed`)."""
-    before = plan.before
-    if before is not None:
-        summary.facts.merge(Cluster.from_bytes(before.known["facts"].encode()))
-    stats, facts = summary.stats, summary.facts
-    used: NamesUsed = set()
+def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> None:
+    """Write the tables of the whole run, after the assemble step; the summary gets what earlier
+    runs knew."""
+    facts = summary.facts
+    if plan.before is not None:
+        earlier = Cluster.from_bytes(plan.before.known["facts"].encode())
+        facts.merge(earlier)
+        summary.counts["late_names"] = _late_names(plan.before, earlier, facts, sink)
     for name, tables in summary.connections.items():
         for table in tables:
-            used |= scram_users(table)
+            summary.names_used |= scram_users(table)
         summary.connections[name] = [with_owners(table, facts.owners) for table in tables]
     sink("topics", facts.topics.table())
     sink("brokers", facts.brokers.table())
-    sink("captures", captures_table(plan, stats))
+    sink("captures", captures_table(plan, summary))
     sink("anomalies", cut_captures(plan))
     for name, table in open_and_ended_connections(plan, summary.connections):
         sink(name, table)
-    stats.counts["late_names"] = _late_names(plan, facts, sink)
-    state = {
-        "counts": stats.counts,
-        "facts": facts.to_bytes().decode(),
-        "names_used": sorted(used),
-    }
-    return {"timings": stats.timings, "state": state, "hashes": stats.hashes}
 
 
-def _late_names(plan: RunPlan, facts: Cluster, sink: Sink) -> int:
+def _late_names(before: Before, earlier: Cluster, facts: Cluster, sink: Sink) -> int:
     """Return how many names this run knows that rows of earlier runs lack; an anomaly lists some of
     them."""
-    if plan.before is None:
-        return 0
-    known = plan.before.known
-    used = {(kind, name) for kind, name in known["names_used"]}
-    names = late_names(used, Cluster.from_bytes(known["facts"].encode()), facts)
+    used = {(kind, name) for kind, name in before.known["names_used"]}
+    names = late_names(used, earlier, facts)
     if names:
         listed = ", ".join(names[:LATE_NAMES_LISTED])
         detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"
@@ -143,8 +110,8 @@ def _late_names(plan: RunPlan, facts: Cluster, sink: Sink) -> int:
     return len(names)
 
 
-def captures_table(plan: RunPlan, stats: RunStats) -> pa.Table:
-    """Rows of `captures`, from the plan and the counts of all scans."""
+def captures_table(plan: RunPlan, stats: RunSummary) -> pa.Table:
+    """Rows of `captures`, from the plan and the counts of all steps."""
     rows = []
     for number, info in enumerate(plan.captures, plan.earlier_count):
         of = info.source

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS, Row, RowKind
-from kdissect.stories.events import SCHEMAS, Collector
+from kdissect.stories.events import SCHEMAS
 from kdissect.tables.anomalies import AnomalyRow
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
@@ -77,15 +78,20 @@ def read_state(path: str) -> pa.Table:
         raise CaptureError(f"{path}: not readable ({error})") from error
 
 
-def earlier_events(plan: RunPlan, number: int) -> Iterator[Row]:
-    """The events in file `number` of the state, by key of this run."""
-    assert plan.before is not None
-    path = plan.before.event_files[number]
+def saved_events(plan: RunPlan) -> list[Row]:
+    """A row for each file with events of earlier runs, keyed by slot."""
+    files = plan.before.event_files if plan.before else ()
+    return [
+        Row(number % plan.slot_count, RowKind.SAVED_EVENTS, number, os.fsencode(path))
+        for number, path in enumerate(files)
+    ]
+
+
+def read_events(row: Row) -> tuple[str, pa.Table]:
+    """(name of SCHEMAS, events) of a row of `saved_events`."""
+    path = os.fsdecode(row.data)
     name = Path(path).parent.name
-    collector = Collector(plan.event_key_count)
-    collector.add(name, read_state(path).cast(SCHEMAS[name]))
-    for packed in collector.packed():
-        yield Row(packed.key, RowKind.EVENTS, -1, packed.data)
+    return name, read_state(path).cast(SCHEMAS[name])
 
 
 def open_and_ended_connections(

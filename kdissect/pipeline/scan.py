@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,10 @@ from kdissect.capture.splits import Split
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
 from kdissect.pipeline.plan import RunPlan, ScanUnit, hashed_input
-from kdissect.pipeline.run_tables import RunStats
+from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.step_rows import (
     ROW_BYTES_MAX,
-    RUN,
     STATE_OPEN,
     Row,
     RowKind,
@@ -41,7 +40,14 @@ from kdissect.tables.anomalies import (
 )
 
 
-def scan(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[Row]:
+def scan(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows of all units in rows of `RunPlan.scan_rows`."""
+    for row in rows:
+        for number, unit in pickle.loads(row.data):
+            yield from scan_unit(plan, sources, number, unit)
+
+
+def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[Row]:
     """Yield the rows of a unit. number: of the unit in the run."""
     if isinstance(unit, Split):
         yield from _split_rows(plan, sources, number, unit)
@@ -51,8 +57,7 @@ def scan(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterat
         file = plan.files[unit]
         digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
         if digest is not None:
-            stats = RunStats(hashes=[(unit, *digest)])
-            yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
+            yield RunSummary(hashes=[(unit, *digest)]).row(number)
 
 
 def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[Row]:
@@ -60,7 +65,7 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
     result = scan_packets(split, sources, plan.fragments)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
     source = split.source
-    stats = RunStats(
+    summary = RunSummary(
         Counter({source: result.packet_count}),
         Counter({source: result.tcp_packet_count}),
         ignored=defaultdict(Counter, {source: Counter(result.ignored_reasons)}),
@@ -68,11 +73,11 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
     for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
         yield Row(0, RowKind.TABLE, number, packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
-    stats.timings |= {
+    summary.timings |= {
         "scan_s": time.perf_counter() - began,
         "scan_bytes": split.end - split.pos,
     }
-    yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
+    yield summary.row(number)
 
 
 def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[Row]:

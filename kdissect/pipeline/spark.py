@@ -2,11 +2,11 @@
 
     (a row of units for each task).mapInArrow(scan)
       -> repartition by bucket, sorted -> mapInArrow(assemble) -> persist
-      -> collect: one small row of counts and one of facts per task
+      -> collect: a row about the run per task
     the persisted rows
       -> repartition by slot, sorted   -> mapInArrow(decode, writes staged Parquet)
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
-      -> collect: one small row of file names per task
+      -> collect: a row about the run per task, with the names of its files
 
 Between the jobs the driver merges the facts of all tasks, which every decode task needs.
 The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
@@ -18,13 +18,10 @@ Connect works too.
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -36,179 +33,142 @@ from kdissect.pipeline import local
 from kdissect.pipeline.assemble import assemble
 from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.plan import Runner, RunPlan
+from kdissect.pipeline.plan import Item, Result, Runner, RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
-from kdissect.pipeline.saved_state import earlier_events
+from kdissect.pipeline.saved_state import saved_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_session import job_errors
 from kdissect.pipeline.step_rows import RUN, Row, RowKind
-from kdissect.pipeline.table_writer import ParquetSink, StagedFile
+from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.step_log import logged_step
 
 ROWS = "key long, kind int, ord long, data binary"
-RESULTS = "result string"
-ITEMS = "number long, data binary"
 _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
-Batches = Iterator[pa.RecordBatch]
 
 
-def run(
-    spark: SparkSession, plan: RunPlan, out: str, run_id: str
-) -> tuple[list[StagedFile], dict[str, Any]]:
-    """Run all stages; returns (staged files of successful attempts, sums of the timings)."""
+def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary:
+    """Run all stages."""
     began = time.perf_counter()
-    sink = ParquetSink(out, run_id, "run")
-    results: list[dict[str, Any]] = []
+    summary = RunSummary()
     if plan.task_count == 1:
-        whole = _mapped(spark.range(0, 1, 1, 1), RESULTS, _whole, plan, out, run_id)
-        results += _results(spark, plan, whole)
+        one = spark.range(0, 1, 1, 1).selectExpr("id", "0", "id", "binary('')").toDF(*_SCHEMA.names)
+        whole = _mapped(one, _whole, plan, out, run_id)
+        summary += _summary(spark, plan, whole, "run")
     else:
+        sink = ParquetSink(out, run_id, "run")
         assembled = _assembled(spark, plan).persist()
         try:
-            with logged_step("scan and assemble"), job_errors(spark, plan):
-                collected = assembled.where(f"key = {RUN}").collect()
-            summary = RunSummary.of(Row(*row) for row in collected)
-            results.append(write_run_tables(plan, summary, sink))
-            decoded = _decoded(spark, plan, summary.facts, assembled, out, run_id)
-            results += _results(spark, plan, decoded)
+            summary += _summary(spark, plan, assembled, "scan and assemble")
+            write_run_tables(plan, summary, sink)
+            decoded = _decoded(spark, plan, summary.facts, assembled, (out, run_id))
+            summary += _summary(spark, plan, decoded, "decode and analyse")
         finally:
             assembled.unpersist()
-    files = [StagedFile(**file) for result in results for file in result.get("files", ())]
-    summed = local.summed(results)
-    summed["timings"]["stages_s"] = time.perf_counter() - began
-    return [*files, *sink.close()], summed
+        summary.files += sink.close()
+    summary.timings["stages_s"] = time.perf_counter() - began
+    return summary
 
 
-def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[str, Any]]:
-    """Run the last stage; returns the results of its tasks."""
-    with logged_step("decode and analyse"), job_errors(spark, plan):
-        return [json.loads(row.result) for row in frame.collect()]
+def _summary(spark: SparkSession, plan: RunPlan, frame: DataFrame, step: str) -> RunSummary:
+    """What the tasks of a stage tell of the run."""
+    summary = RunSummary()
+    with logged_step(step), job_errors(spark, plan):
+        for row in frame.where(f"key = {RUN}").collect():
+            summary.add(Row(*row))
+    return summary
 
 
 def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
     """Rows of the assemble step."""
-    scanned = _mapped(_task_items(spark, plan.scan_tasks()), ROWS, _scan, plan.for_tasks())
+    scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, plan.for_tasks())
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, ROWS, _assemble, plan.for_tasks())
+    return _mapped(buckets, _assemble, plan.for_tasks())
 
 
 def _decoded(
-    spark: SparkSession, plan: RunPlan, facts: Cluster, assembled: DataFrame, out: str,
-    run_id: str,
-) -> DataFrame:  # fmt: skip
-    """Results of the tasks that decode and analyse, as JSON."""
-    plan = plan.for_tasks()
-    tasks = plan.task_count
-    slots = _by_key(assembled.where(f"key != {RUN}"), plan.slot_count, tasks)
-    decoded = _mapped(slots, ROWS, _decode, plan, facts, out, run_id)
-    if plan.before is not None and plan.before.event_files:
-        files = len(plan.before.event_files)
-        numbers = spark.range(0, files, 1, min(files, tasks))
-        decoded = decoded.union(_mapped(numbers, ROWS, _events, plan))
-    keys = _by_key(decoded, plan.event_key_count, tasks)
-    return _mapped(keys, RESULTS, _analyse, plan, out, run_id)
+    spark: SparkSession, plan: RunPlan, facts: Cluster, assembled: DataFrame, place: tuple[str, str]
+) -> DataFrame:
+    """Rows about the run from the tasks that decode and analyse. place: (out, run_id)."""
+    rows = assembled.where(f"key != {RUN}")
+    if saved := saved_events(plan):
+        rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
+    slots = _by_key(rows, plan.slot_count, plan.task_count)
+    decoded = _mapped(slots, _decode, plan.for_tasks(), facts, *place)
+    keys = _by_key(decoded, plan.event_key_count, plan.task_count)
+    return _mapped(keys, _analyse, plan.for_tasks(), *place)
 
 
 # -- stages --------------------------------------------------------------------------------
 
 
-def _mapped(
-    frame: DataFrame, schema: str, stage: Callable[..., Batches], *values: Any
-) -> DataFrame:
-    """The batches `stage(batches, *values)` of each task, with the driver's settings of object
-    stores."""
+def _mapped(frame: DataFrame, stage: Callable[..., Iterator[Row]], *values: object) -> DataFrame:
+    """The rows `stage(rows, *values)` of each task; those about the run become one.
+
+    The tasks have the driver's settings of object stores.
+    """
     settings = object_store.settings()
 
-    def task(batches: Batches) -> Batches:
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         object_store.use(settings)
         _enter(stage.__name__)
-        yield from stage(batches, *values)
+        summary = RunSummary()
+        for row in stage(_rows(batches), *values):
+            if row.key == RUN:
+                summary.add(row)
+            else:
+                yield _batch(row)
+        yield _batch(summary.row())
         _settle(stage.__name__)
 
-    return frame.mapInArrow(task, schema)
+    return frame.mapInArrow(task, ROWS)
 
 
-def _scan(batches: Batches, plan: RunPlan) -> Batches:
-    sources = plan.sources()
-    for batch in batches:
-        for data in batch.column("data").to_pylist():
-            for number, unit in pickle.loads(data):
-                yield from map(_batch, scan(plan, sources, number, unit))
+def _scan(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
+    run_plan = RunPlan.of_task(plan)
+    return scan(run_plan, run_plan.sources(), rows)
 
 
-def _assemble(batches: Batches, plan: RunPlan) -> Batches:
-    of_run: list[Row] = []
-    for key, group in groupby(_rows(batches), key=lambda row: row.key):
+def _assemble(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
+    run_plan = RunPlan.of_task(plan)
+    for key, group in _groups(rows):
         if key == RUN:
-            of_run += group
-            continue
-        # a mapping per bucket: a task may have many buckets, with bytes from all over the captures
-        for row in assemble(plan, plan.sources(), group):
-            if row.key == RUN:
-                of_run.append(row)
-            else:
-                yield _batch(row)
-    yield from map(_batch, RunSummary.of(of_run).rows())
+            yield from group
+        else:
+            # a mapping per bucket: a task may have many, with bytes from all over the captures
+            yield from assemble(run_plan, run_plan.sources(), group)
 
 
-def _decode(batches: Batches, plan: RunPlan, facts: Cluster, out: str, run_id: str) -> Batches:
-    results = []
+def _decode(
+    rows: Iterator[Row], plan: bytes, facts: Cluster, out: str, run_id: str
+) -> Iterator[Row]:
+    run_plan = RunPlan.of_task(plan)
     sink: ParquetSink | None = None
-    row = None
-    for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
+    for slot, group in _groups(rows):
         sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
-        for row in decode(plan, facts, plan.sources(), rows, sink):
-            if row.kind == RowKind.RESULT:
-                results.append(json.loads(row.data))
-            else:
-                yield _batch(row)
-    if sink is not None and row is not None:
-        data = _with_files(local.summed(results), sink.close())
-        yield _batch(row._replace(data=data.encode()))
+        yield from decode(run_plan, facts, run_plan.sources(), group, sink)
+    if sink is not None:
+        yield RunSummary(files=sink.close()).row()
 
 
-def _events(batches: Batches, plan: RunPlan) -> Batches:
-    """Yield the events of the set's earlier captures."""
-    for number in _numbers(batches):
-        yield from map(_batch, earlier_events(plan, number))
+def _analyse(rows: Iterator[Row], plan: bytes, out: str, run_id: str) -> Iterator[Row]:
+    is_final = not RunPlan.of_task(plan).keeps
+    sink: ParquetSink | None = None
+    for key, group in _groups(rows):
+        if key == RUN:
+            yield from group
+            continue
+        sink = sink or ParquetSink(out, run_id, f"e{key:05d}", is_final)
+        yield from analyse(group, sink)
+    if sink is not None:
+        yield RunSummary(files=sink.close()).row()
 
 
-def _analyse(batches: Batches, plan: RunPlan, out: str, run_id: str) -> Batches:
-    for key, group in groupby(_rows(batches), key=lambda row: row.key):
-        events: list[bytes] = []
-        for row in group:
-            if row.kind == RowKind.RESULT:
-                yield _result(row.data.decode())
-            else:
-                events.append(row.data)
-        if events:
-            sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
-            result = analyse(events, sink)
-            yield _result(_with_files(result, sink.close()))
-
-
-def _whole(batches: Batches, plan: RunPlan, out: str, run_id: str) -> Batches:
+def _whole(rows: Iterator[Row], plan: RunPlan, out: str, run_id: str) -> Iterator[Row]:
     """All steps in one task, for a capture with one split and one slot."""
-    for _ in batches:
-        files, result = local.staged_run(plan, out, run_id)
-        yield _result(_with_files(result, files))
-
-
-def _with_files(result: dict[str, Any], files: list[StagedFile]) -> str:
-    """A task's result as JSON."""
-    return json.dumps({**result, "files": [asdict(file) for file in files]})
-
-
-def _result(result: str) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"result": [result]})
-
-
-def _numbers(batches: Batches) -> Iterator[int]:
-    """The numbers of a task's rows of `spark.range`."""
-    for batch in batches:
-        yield from batch.column(0).to_pylist()
+    for _ in rows:
+        yield local.staged_run(plan, out, run_id).row()
 
 
 def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
@@ -219,23 +179,25 @@ def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
     return placed.sortWithinPartitions("key", "kind", "ord")
 
 
-def _rows(batches: Batches) -> Iterator[Row]:
+def _groups(rows: Iterator[Row]) -> Iterator[tuple[int, Iterator[Row]]]:
+    """Yield the rows of each key."""
+    return groupby(rows, key=lambda row: row.key)
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
-        columns = [batch.column(name) for name in _SCHEMA.names]
         for row in range(batch.num_rows):  # one at a time, because they are megabytes
-            yield Row(*(column[row].as_py() for column in columns))
+            yield Row(*(column[row].as_py() for column in batch.columns))
 
 
 def _batch(row: Row) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([row.key], pa.int64()),
-            pa.array([int(row.kind)], pa.int32()),
-            pa.array([row.order], pa.int64()),
-            pa.array([row.data], pa.binary()),
-        ],
-        schema=_SCHEMA,
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(_SCHEMA.names, _plain(row), strict=True))], schema=_SCHEMA
     )
+
+
+def _plain(row: Row) -> tuple[int, int, int, bytes]:
+    return row.key, int(row.kind), row.order, row.data
 
 
 _settled: set[str] = set()
@@ -261,26 +223,28 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
-def _task_items(spark: SparkSession, items: Sequence[Any]) -> DataFrame:
-    """Pickled items, one for each task."""
-    rows = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
-    frame = spark.createDataFrame(rows, ITEMS)
-    return frame.repartitionById(len(items), F.expr("cast(number as int)"))
+def _task_rows(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    """The rows, one for each task; their keys count the tasks."""
+    frame = spark.createDataFrame([_plain(row) for row in rows], ROWS)
+    return frame.repartitionById(len(rows), F.expr("cast(key as int)"))
 
 
 def in_tasks(spark: SparkSession) -> Runner:
     """A function that makes calls in tasks of a Spark job, one for each item."""
 
-    def run(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def run(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        rows = [
+            Row(number, RowKind.UNITS, number, pickle.dumps(item))
+            for number, item in enumerate(items)
+        ]
         with job_errors(spark):
-            results = _mapped(_task_items(spark, items), ITEMS, _call, call).collect()
-        return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.number)]
+            called = _mapped(_task_rows(spark, rows), _call, call)
+            results = called.where(f"key != {RUN}").collect()
+        return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.key)]
 
     return run
 
 
-def _call(batches: Batches, call: Callable[[Any], Any]) -> Batches:
-    for batch in batches:
-        for number, item in zip(*(column.to_pylist() for column in batch), strict=True):
-            data = pickle.dumps(call(pickle.loads(item)))
-            yield pa.RecordBatch.from_pydict({"number": [number], "data": [data]})
+def _call(rows: Iterable[Row], call: Callable[[Item], Result]) -> Iterator[Row]:
+    for row in rows:
+        yield row._replace(data=pickle.dumps(call(pickle.loads(row.data))))

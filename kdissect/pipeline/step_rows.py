@@ -1,14 +1,16 @@
 """Rows between the steps of a run; `local` and `spark` only move them.
 
-- scan reads a split. It gives SEGMENTS rows keyed by bucket (a hash of the endpoints), and STATS.
+- scan reads UNITS, such as a split. It gives SEGMENTS rows keyed by bucket, a hash of the
+  endpoints.
 - assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes)
-  and TABLE rows (connections, anomalies). With the key RUN it gives FACTS, STATS, and the
-  connections that go on from run to run. All rows of that key are one `run_tables.RunSummary`.
+  and TABLE rows (connections, anomalies).
 - decode reads a slot, and the facts of the whole run. It writes tables into a sink, and gives
-  EVENTS rows keyed by group or producer, and RESULT.
+  EVENTS rows keyed by group or producer.
 - analyse reads the events of one such key. It writes tables built from many messages into a sink.
 
-Each step is a plain function over rows. A bucket holds whole connections.
+Each step is a plain function over rows. It also gives rows with the key RUN, which tell of the
+whole run: each is a `run_tables.RunSummary`, and their sum is the result. A bucket holds whole
+connections.
 A slot holds about equal bytes of any connections. Both depend on the input and the options alone,
 so the rows are the same however many workers there are.
 """
@@ -40,14 +42,15 @@ ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold 
 class RowKind(IntEnum):
     """The content of a row; a step reads the rows of a key in this order."""
 
-    FACTS = 0
-    STATS = 1
-    TABLE = 2
-    SEGMENTS = 3
-    EXCHANGES = 4
-    EVENTS = 5
-    RESULT = 6
+    UNITS = 0  # of the scan: (number, `plan.ScanUnit`) pairs
+    SUMMARY = 1
+    FACTS = 2  # of a stream
+    TABLE = 3
+    SEGMENTS = 4
+    EXCHANGES = 5
+    EVENTS = 6
     STATES = 7  # of open connections of earlier runs
+    SAVED_EVENTS = 8  # the path of a file with events of earlier runs
 
 
 class Row(NamedTuple):

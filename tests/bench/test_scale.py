@@ -3,24 +3,25 @@
 import pickle
 
 from bench.scale import GB, planned, planned_run
+from kdissect.pipeline.plan import RunPlan
 
 
 def test_each_unit_is_in_one_task() -> None:
     """Scan tasks share out the splits and the inputs to hash; the tasks' plan has no splits."""
     plan = planned_run(10, 1)
-    units = [pair for task in plan.scan_tasks() for pair in task]
+    units = [pair for row in plan.scan_rows() for pair in pickle.loads(row.data)]
     assert [number for number, _ in units] == list(range(len(units)))
     splits = [unit for _, unit in units if not isinstance(unit, int | str)]
     assert sum(split.end - split.pos for split in splits) == 10 * GB
     assert len(units) - len(splits) == len(plan.files) == 10
-    assert not plan.for_tasks().splits
+    assert not RunPlan.of_task(plan.for_tasks()).splits
 
 
 def test_a_task_stays_small() -> None:
-    """At 1 TB the plan in each task has less than 1 MB, and its units less than 10 kB."""
-    plan = planned_run(1024, 1)
-    assert len(pickle.dumps(plan.for_tasks())) < 1_000_000
-    assert max(len(pickle.dumps(units)) for units in plan.scan_tasks()) < 10_000
+    """At 10 TB the plan in each task has less than 400 kB, and its units less than 10 kB."""
+    plan = planned_run(10_240, 1)
+    assert len(plan.for_tasks()) < 400_000
+    assert max(len(row.data) for row in plan.scan_rows()) < 10_000
 
 
 def test_tasks_grow_slower_than_the_input() -> None:

@@ -94,7 +94,7 @@ def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path)
                     killed.append(pid)
                 return
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     tables = kdissect.dissect(spark, paths, out)
     over.set()
