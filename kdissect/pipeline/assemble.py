@@ -11,17 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Bools, gather_ranges, take
+from kdissect.arrays import Bools, Indices, Ints, Rows, gather_ranges, take
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.scratch import MEMORY, Scratch
-from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.scratch import MEMORY, Scratch, Written
+from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import Anomaly, Assembly
@@ -33,12 +31,11 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     follow,
 )
-from kdissect.pipeline.learn import Learnt, learn
+from kdissect.pipeline.learn import learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import count_anomalies
-from kdissect.pipeline.segment_buffer import Gathered
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
@@ -60,11 +57,52 @@ from kdissect.tables.anomalies import (
     stream_anomalies,
 )
 from kdissect.tables.arrow_arrays import binaries, unpacked
-from kdissect.tables.connections import connections_table
+from kdissect.tables.connections import ConnectionClients, connections_table
 from kdissect.tcp.columns import CloseReason
 
+LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files (`capture.scratch`)
 PART_ROWS = 1 << 15  # exchanges packed at a time
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
+
+
+class Gathered:
+    """The segments of a bucket, in the order of the splits.
+
+    A bucket may be one connection with most of the capture. Its segments, streams and exchanges
+    then lie in files, so the task's memory does not grow with the connection.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[SegmentBatch] = []
+        self._size = 0
+        # of a large bucket
+        self._file: Written | None = None
+        self._pairs: list[Rows] = []
+        self._counts: list[int] = []
+
+    def add(self, data: bytes) -> None:
+        """Add a packed SegmentBatch."""
+        batch = SegmentBatch.from_bytes(data)
+        self._batches.append(batch)
+        self._size += batch.segments.nbytes
+        if self._size <= LARGE_BYTES:
+            return
+        self._file = self._file or Written(SEGMENT, Scratch(in_files=True))
+        for batch in self._batches:
+            self._file.append(batch.segments)
+            self._pairs.append(batch.endpoints.copy())  # so that the received row can be freed
+            self._counts.append(len(batch.segments))
+        self._batches.clear()
+
+    def batch(self) -> tuple[SegmentBatch, Scratch]:
+        """(all segments, where arrays derived from them can be stored). Call it once."""
+        if self._file is None:
+            batch = SegmentBatch.concat(self._batches)
+            self._batches.clear()
+            return batch, MEMORY
+        segments = self._file.array()
+        batch = SegmentBatch.numbered(self._pairs, self._counts, segments)
+        return batch, Scratch(in_files=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +145,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
         bucket = _bucket_with_state(plan, sources, batches.pop(), states)
     else:
         bucket = _bucket_without_state(plan, sources, batches, scratch)
-    options, learnt = plan.options, Learnt()
+    options, summary, clients = plan.options, RunSummary(), ConnectionClients()
     assembly, sources = bucket.found.assembly, bucket.found.sources
     has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
     has_exchange = np.full(len(assembly.anomalies), not has_times)
@@ -115,7 +153,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     for first in range(0, len(assembly.exchanges), PART_ROWS):
         some = assembly.exchanges[first : first + PART_ROWS]
         part = replace(assembly, exchanges=some)
-        learnt.add(learn(part, sources, options.chunk_bytes))
+        learn(summary.facts, clients, part, sources, options.chunk_bytes)
         if has_times:
             chosen = exchanges_within(part.exchanges, options.time_from_ns, options.time_to_ns)
             part = replace(part, exchanges=part.exchanges[chosen])
@@ -124,10 +162,9 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
         for slot, data in exchange_index.packed_parts(part, _slots(plan, part), ROW_BYTES_MAX):
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    learnt.finish(assembly)
-    summary = RunSummary(facts=learnt.cluster)
+    summary.facts.brokers.add_listeners(assembly)
     home = number % plan.slot_count
-    for name, table in _tables(plan, bucket, learnt, has_exchange):
+    for name, table in _tables(plan, bucket, clients, has_exchange):
         if name in TABLE_OF and table.num_rows:
             summary.connections[name].append(table)
         for some in sliced(table) if name not in TABLE_OF else ():
@@ -213,7 +250,7 @@ def _bucket_with_state(
 # -- rows -----------------------------------------------------------------------------------
 
 
-def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
+def _slots(plan: RunPlan, assembly: Assembly) -> Indices:
     """int64[n]: the slot of each exchange, from the position of its first captured byte.
 
     Slot 0 if an exchange begins in no capture that this run reads.
@@ -226,7 +263,7 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
 
 
 def _tables(
-    plan: RunPlan, bucket: AssembledBucket, learnt: Learnt, has_exchange: Bools
+    plan: RunPlan, bucket: AssembledBucket, clients: ConnectionClients, has_exchange: Bools
 ) -> Iterator[tuple[str, pa.Table]]:
     """Rows of `connections` by name of TABLE_OF or table, of `anomalies`, and of the saved state.
 
@@ -236,7 +273,7 @@ def _tables(
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
     connections = connections_table(
-        assembly.endpoints, assembly.connections, learnt.clients, assembly.tls, assembly.tcp
+        assembly.endpoints, assembly.connections, clients, assembly.tls, assembly.tcp
     )
     has_ended = found.was_open & ~found.is_open
     for name, chosen in (
@@ -273,9 +310,7 @@ def anomaly_tables(
         yield stream_anomalies(anomalies[part], ids, capture_ids, data)
 
 
-def _shown(
-    assembly: Assembly, start: Any, count: Any, data_max: int
-) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+def _shown(assembly: Assembly, start: Ints, count: Ints, data_max: int) -> tuple[Rows, Indices]:
     """(extents of the first `data_max` bytes of each range of extents, index of that range)."""
     indices, first = gather_ranges(start, count)
     extents = take(assembly.extents, indices)

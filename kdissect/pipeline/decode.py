@@ -17,14 +17,13 @@ import pyarrow as pa
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.frame_buffer import (
     FrameBuffer,
     MessageChunk,
     chunks_in_time,
     decode_messages,
 )
-from kdissect.pipeline.learn import Cluster
+from kdissect.pipeline.learn import Cluster, with_owners
 from kdissect.pipeline.message_tables import TableOutput, write_tables
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records

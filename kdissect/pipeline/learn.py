@@ -2,18 +2,24 @@
 
 It is collected from the assembly before the decode step, because a name that comes late applies to
 earlier rows as well. Only messages that can hold such facts are read; the definitions say which.
+
+A client that authenticates with a delegation token sends the token id as its SCRAM user (KIP-48).
+A broker logs the token's owner then.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
 
-from kdissect.arrays import take
+from kdissect.arrays import Indices, take
 from kdissect.capture.mapped_files import Sources
+from kdissect.codec.sasl_tokens import read_token
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.brokers import (
     ROLE_REQUESTS,
@@ -22,15 +28,7 @@ from kdissect.pipeline.brokers import (
     NodeRole,
     SeenBrokers,
 )
-from kdissect.pipeline.clients import (
-    CLIENT_REQUESTS,
-    TOKEN_RESPONSES,
-    add_client_ids,
-    add_clients,
-    raw_token_users,
-    token_owners,
-)
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, client_ids
 from kdissect.pipeline.topic_messages import (
     add_bound,
     add_from_envelopes,
@@ -42,6 +40,12 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.connections import ConnectionClients
 from kdissect.tables.topics import SeenTopics
+
+_CLIENT_REQUESTS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))
+_TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
+_TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
+# bytes of a request header up to the end of its client id: of nearly all, and the most
+_SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
 
 
 @dataclass(slots=True)
@@ -83,35 +87,11 @@ class Cluster:
         return Cluster(SeenTopics(first), brokers, dict(owners))
 
 
-@dataclass(slots=True)
-class Learnt:
-    """What some exchanges tell.
-
-    cluster: about the whole input. clients: by connection row. token_users: by connection row,
-    from SASL tokens without Kafka headers; they count if no other message names a user.
-    """
-
-    cluster: Cluster = field(default_factory=Cluster)
-    clients: ConnectionClients = field(default_factory=ConnectionClients)
-    token_users: dict[int, str] = field(default_factory=dict)
-
-    def add(self, later: Learnt) -> None:
-        """Add what later exchanges of the same connections tell."""
-        self.cluster.merge(later.cluster)
-        self.clients.add(later.clients)
-        self.token_users = later.token_users | self.token_users
-
-    def finish(self, assembly: Assembly) -> None:
-        """Add what the assembly's connections tell, after all its exchanges were read."""
-        self.clients.principal = self.token_users | self.clients.principal
-        self.cluster.brokers.add_listeners(assembly)
-
-
 @cache
 def _messages() -> frozenset[tuple[int, int]]:
     """(api key, side) of the messages that `learn` reads."""
-    requests = ROLE_REQUESTS | CLIENT_REQUESTS
-    responses = ROLE_RESPONSES | TOKEN_RESPONSES
+    requests = ROLE_REQUESTS | _CLIENT_REQUESTS
+    responses = ROLE_RESPONSES | _TOKEN_RESPONSES
     return (
         frozenset(binding_structs())
         | {(key, REQUEST) for key in requests}
@@ -119,29 +99,35 @@ def _messages() -> frozenset[tuple[int, int]]:
     )
 
 
-def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
-    """Collect what all exchanges of an assembly tell."""
-    learnt = Learnt()
-    add_client_ids(learnt.clients, assembly, sources)
-    learnt.token_users = raw_token_users(assembly, sources)
-    _read_all(learnt, assembly, sources, chunk_bytes, _messages())
-    return learnt
+def learn(
+    cluster: Cluster,
+    clients: ConnectionClients,
+    assembly: Assembly,
+    sources: Sources,
+    chunk_bytes: int,
+) -> None:
+    """Add what all exchanges of an assembly tell of the cluster, and of connections' clients."""
+    _add_client_ids(clients, assembly, sources)
+    _read_all(cluster, clients, assembly, sources, chunk_bytes)
+    _add_raw_token_users(clients, assembly, sources)
 
 
 def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> SeenTopics:
     """Collect topic names and ids only, as `learn` does."""
-    learnt = Learnt()
-    _read_all(learnt, assembly, sources, chunk_bytes, frozenset(binding_structs()))
-    return learnt.cluster.topics
+    cluster = Cluster()
+    _read_all(cluster, None, assembly, sources, chunk_bytes)
+    return cluster.topics
 
 
 def _read_all(
-    learnt: Learnt,
+    cluster: Cluster,
+    clients: ConnectionClients | None,
     assembly: Assembly,
     sources: Sources,
     chunk_bytes: int,
-    messages: frozenset[tuple[int, int]],
 ) -> None:
+    """clients: None reads topics only."""
+    messages = binding_structs().keys() if clients is None else _messages()
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
         keys = [key for key, of in messages if of == side]
@@ -150,12 +136,18 @@ def _read_all(
         for chunk in chunks(rows, column["size"], chunk_bytes):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
-                _read(learnt, frames, api_key, side)
-    add_from_envelopes(learnt.cluster.topics, assembly, sources, chunk_bytes)
-    add_from_metadata_log(learnt.cluster.topics, assembly, sources, chunk_bytes)
+                _read(cluster, clients, frames, api_key, side)
+    add_from_envelopes(cluster.topics, assembly, sources, chunk_bytes)
+    add_from_metadata_log(cluster.topics, assembly, sources, chunk_bytes)
 
 
-def _read(learnt: Learnt, frames: FrameBuffer, api_key: int, side: int) -> None:
+def _read(
+    cluster: Cluster,
+    clients: ConnectionClients | None,
+    frames: FrameBuffer,
+    api_key: int,
+    side: int,
+) -> None:
     """Read the messages of one API and side."""
     chosen = frames.readable(api_key, side)
     if not len(chosen):
@@ -163,15 +155,112 @@ def _read(learnt: Learnt, frames: FrameBuffer, api_key: int, side: int) -> None:
     decoded = frames.decode(api_key, side, chosen)
     exchanges = take(frames.exchanges, chosen)
     time_ns = exchanges[SIDES[side]]["time_ns"]
-    cluster = learnt.cluster
     if (api_key, side) in binding_structs():
         add_bound(cluster.topics, api_key, side, decoded.body, time_ns)
     if (api_key, side) == (ApiKey.METADATA, RESPONSE):
         add_named(cluster.topics, decoded.body, time_ns)
     if api_key in (ROLE_REQUESTS, ROLE_RESPONSES)[side]:
         cluster.brokers.add(api_key, side, decoded.body)
-    if side == RESPONSE and api_key in TOKEN_RESPONSES:
-        for token_id, owner in token_owners(api_key, decoded.body):
+    if side == RESPONSE and api_key in _TOKEN_RESPONSES:
+        for token_id, owner in _token_owners(api_key, decoded.body):
             cluster.add_owner(token_id, owner)
-    if side == REQUEST and api_key in CLIENT_REQUESTS:
-        add_clients(learnt.clients, api_key, decoded.body, exchanges["connection"])
+    if clients is not None and side == REQUEST and api_key in _CLIENT_REQUESTS:
+        _add_clients(clients, api_key, decoded.body, exchanges["connection"])
+
+
+# -- clients of connections -----------------------------------------------------------------
+
+
+def _add_clients(
+    clients: ConnectionClients, api_key: int, body: pa.StructArray, connection: Indices
+) -> None:
+    """Add client software, SASL mechanism and user of each connection, from its first such
+    messages. api_key: of _CLIENT_REQUESTS."""
+    for row, value in zip(connection.tolist(), body.to_pylist(), strict=True):
+        if value is None:
+            continue
+        if api_key == ApiKey.API_VERSIONS:
+            if value["client_software_name"] is not None:
+                software = (value["client_software_name"], value["client_software_version"])
+                clients.software.setdefault(row, software)
+        elif api_key == ApiKey.SASL_HANDSHAKE:
+            clients.mechanism.setdefault(row, value["mechanism"])
+        else:
+            _add_user(clients.principal, row, value["auth_bytes"] or b"")
+
+
+def _add_user(principals: dict[int, str], row: int, token: bytes) -> None:
+    if row not in principals and (user := principal_of(token)) is not None:
+        principals[row] = user
+
+
+def principal_of(token: bytes) -> str | None:
+    """The user in a client's first SASL token, as Kafka's principal ("User:alice"); None without
+    one: the authentication id of PLAIN and SCRAM, the `sub` claim of OAUTHBEARER's JWT."""
+    fields = read_token(token, REQUEST) or {}
+    claims = {claim["name"]: claim["value"] for claim in fields.get("claims") or ()}
+    user = fields.get("authcid") or claims.get("sub")
+    return f"User:{user}" if user else None
+
+
+def _add_raw_token_users(clients: ConnectionClients, assembly: Assembly, sources: Sources) -> None:
+    """Add the users in SASL tokens without Kafka headers, to which SaslHandshake v0 leads."""
+    exchanges = assembly.exchanges
+    request = exchanges["request"]
+    is_whole = (request["is_whole"] != 0) & (request["size"] < _TOKEN_MAX)
+    rows = np.flatnonzero((exchanges["is_sasl_token"] != 0) & is_whole)
+    if not len(rows):
+        return
+    frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
+    bounds = zip(frames.start[:, REQUEST].tolist(), frames.end[:, REQUEST].tolist(), strict=True)
+    for row, (start, end) in zip(exchanges["connection"][rows].tolist(), bounds, strict=True):
+        _add_user(clients.principal, row, frames.buf[start:end].tobytes())
+
+
+def _token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]]:
+    """(token id, owner such as "User:alice") from responses of _TOKEN_RESPONSES (KIP-48)."""
+    is_single = api_key == ApiKey.CREATE_DELEGATION_TOKEN
+    for row in (body if is_single else body.field("tokens").flatten()).to_pylist():
+        if row is not None and row["token_id"] and row["principal_name"]:
+            yield row["token_id"], f"{row['principal_type']}:{row['principal_name']}"
+
+
+def with_owners(connections: pa.Table, owners: dict[str, str]) -> pa.Table:
+    """`connections` with token owners as principals. owners: by token id."""
+    if not owners:
+        return connections
+    at = connections.schema.get_field_index("principal")
+    mechanisms = connections["sasl_mechanism"].to_pylist()
+    principals = [
+        owners.get((principal or "").removeprefix("User:"), principal)
+        if (mechanism or "").startswith("SCRAM")
+        else principal
+        for principal, mechanism in zip(
+            connections["principal"].to_pylist(), mechanisms, strict=True
+        )
+    ]
+    column = pa.array(principals, pa.string())
+    return connections.set_column(at, connections.schema.field(at), column)
+
+
+def _add_client_ids(clients: ConnectionClients, assembly: Assembly, sources: Sources) -> None:
+    """Add the client ids of each connection that are new, in order of appearance."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero((exchanges["request"]["size"] >= 10) & (exchanges["api_key"] >= 0))
+    found: list[tuple[int, int, str]] = []
+    for prefix in (_SHORT_HEADER, _LONG_HEADER):
+        if not len(rows):
+            break
+        frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,), prefix)
+        texts = client_ids(frames)
+        table = pa.table({"connection": exchanges["connection"][rows], "id": texts, "row": rows})
+        distinct = table.filter(texts.is_valid()).group_by(["connection", "id"], use_threads=False)
+        firsts = distinct.aggregate([("row", "min")])
+        found += zip(
+            *(firsts[name].to_pylist() for name in ("row_min", "connection", "id")), strict=True
+        )
+        rows = rows[texts.is_null().to_numpy(zero_copy_only=False)]
+    for _, connection, text in sorted(found):
+        names = clients.client_ids.setdefault(connection, [])
+        if text not in names:
+            names.append(text)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.learn import Cluster
+from kdissect.pipeline.learn import Cluster, with_owners
 from kdissect.pipeline.plan import Before, RunPlan
 from kdissect.pipeline.saved_state import (
     NamesUsed,

@@ -31,15 +31,6 @@ class ConnectionClients:
     mechanism: dict[int, str] = field(default_factory=dict)
     principal: dict[int, str] = field(default_factory=dict)
 
-    def add(self, later: ConnectionClients) -> None:
-        """Add what later messages tell; earlier values stay."""
-        for row, names in later.client_ids.items():
-            client_ids = self.client_ids.setdefault(row, [])
-            client_ids += [name for name in names if name not in client_ids]
-        self.software = later.software | self.software
-        self.mechanism = later.mechanism | self.mechanism
-        self.principal = later.principal | self.principal
-
 
 class EndpointColumns(NamedTuple):
     """Client and broker addresses of connections, one row each."""

@@ -7,8 +7,7 @@ import pytest
 import kdissect
 from kdissect.codec.message_columns import body_type
 from kdissect.pipeline.brokers import BROKER, CONTROLLER, ListedBroker, NodeRole, SeenBrokers
-from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.learn import Cluster
+from kdissect.pipeline.learn import Cluster, with_owners
 from kdissect.pipeline.topic_messages import add_bound, binding_structs
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE

@@ -10,7 +10,7 @@ from bench.synthesise import connections_of, crowd, heartbeat
 from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
-from kdissect.pipeline import assemble, segment_buffer
+from kdissect.pipeline import assemble
 from tests.builders.captures import split_capture
 from tests.cases import cases
 from tests.conftest import CAPTURES
@@ -21,7 +21,7 @@ OTHERS = [path for path in sorted(CAPTURES.glob("*.pcap*")) if path not in SOME]
 
 def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     """Every limit so small that all is done in pieces."""
-    patch.setattr(segment_buffer, "LARGE_BYTES", large_bytes)
+    patch.setattr(assemble, "LARGE_BYTES", large_bytes)
     patch.setattr(assemble, "PART_ROWS", 7)
     patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
     patch.setattr(scratch, "FILE_BYTES_MIN", 1)
@@ -81,7 +81,7 @@ def test_segments_of_a_connection_stay_in_order(
     rng = np.random.default_rng(1)
     pairs = np.zeros(5, ENDPOINTS)
     pairs["port_a"] = np.arange(5)
-    gathered = segment_buffer.Gathered()
+    gathered = assemble.Gathered()
     expected: dict[int, list[int]] = {number: [] for number in range(5)}
     packet = 0
     for _ in range(20):

@@ -18,8 +18,8 @@ import pyarrow as pa
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
-from kdissect.pipeline.clients import principal_of
 from kdissect.pipeline.frame_buffer import FrameBuffer, client_ids
+from kdissect.pipeline.learn import principal_of
 from kdissect.pipeline.options import MB, Limits, Options
 from kdissect.pipeline.plan import RunPlan, planned
 from kdissect.pipeline.selection import Selection
