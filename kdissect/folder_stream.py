@@ -61,14 +61,13 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.packing import pack, unpack
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
-from kdissect.pipeline.decode import decode_exchanges
+from kdissect.pipeline.decode import decoded_chunks, write_chunks
 from kdissect.pipeline.filters import (
     anomalies_within,
     connections_within,
     exchanges_within,
     of_hosts,
 )
-from kdissect.pipeline.frame_buffer import chunks_in_time
 from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
@@ -98,6 +97,7 @@ from kdissect.resume.progress import Patience
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.arrow_arrays import plain, unpacked
+from kdissect.tables.message_chunk import chunks_in_time
 from kdissect.tables.topics import TopicNames
 
 TABLES = ("exchanges", "record_batches", "records", "anomalies", "apis")
@@ -452,9 +452,9 @@ class _Messages(StatefulProcessor):
             if name == self.table:
                 tables.append(table)
 
-        output = TableOutput(assembly, ids.tolist(), self.options, sink)
-        chunks = chunks_in_time(assembly.exchanges, self.options.chunk_bytes)
-        decode_exchanges(output, sources, chunks, names, Collector(1))
+        rows = chunks_in_time(assembly.exchanges, self.options.chunk_bytes)
+        chunks = decoded_chunks(assembly, sources, rows, ids, names, self.options)
+        write_chunks(chunks, TableOutput(self.options, sink), Collector(1))
         return tables
 
 

@@ -20,9 +20,9 @@ from kdissect.codec.redaction import TEXT
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.anonymize import Anonymizer
 from kdissect.kafka.assembly import Assembly, PairStatus
-from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.tables.message_chunk import FrameBuffer
 from kdissect.tcp.columns import CloseReason
 
 _SEGMENT_MAX = 1448  # bytes of payload in an Ethernet packet with TCP timestamps

@@ -11,37 +11,34 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
+from kdissect.arrays import Ids, Indices
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.frame_buffer import (
-    FrameBuffer,
-    MessageChunk,
-    chunks_in_time,
-    decode_messages,
-)
 from kdissect.pipeline.learn import Cluster, with_owners
 from kdissect.pipeline.message_tables import TableOutput, write_tables
+from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
-from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector, in_order, unpack
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.fetch_sessions import fetch_sessions_table
 from kdissect.stories.group_messages import group_events
 from kdissect.stories.groups import group_events_table
-from kdissect.stories.messages import Messages
 from kdissect.stories.producer_messages import producer_events
 from kdissect.stories.sequences import sequence_anomalies
 from kdissect.stories.transactions import transactions_table
 from kdissect.tables.arrow_arrays import unpacked
-from kdissect.tables.connections import broker_texts
+from kdissect.tables.message_chunk import (
+    FrameBuffer,
+    MessageChunk,
+    chunks_in_time,
+    decode_messages,
+)
 from kdissect.tables.topics import TopicNames
 
 _EVENTS = (("groups", group_events), ("producers", producer_events), ("fetches", fetch_events))
@@ -87,10 +84,10 @@ def decode(
     sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
-    output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
-    chunks = chunks_in_time(assembly.exchanges, plan.options.chunk_bytes)
-    names = facts.topics.names()
-    used |= decode_exchanges(output, sources, chunks, names, events)
+    ids, names = np.array(plan.capture_ids, np.int64), facts.topics.names()
+    rows_of_chunks = chunks_in_time(assembly.exchanges, plan.options.chunk_bytes)
+    chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, names, plan.options)
+    used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():
         sink(f"{STATE}/{name}", table)
     for packed in chain(events.packed(), earlier.packed()):
@@ -99,50 +96,37 @@ def decode(
     yield RunSummary(timings=timings, names_used=used if plan.keeps else set()).row(slot)
 
 
-def decode_exchanges(
-    output: TableOutput,
+def decoded_chunks(
+    assembly: Assembly,
     sources: Sources,
-    chunks: Iterable[npt.NDArray[np.int64]],
+    chunks: Iterable[Indices],
+    capture_ids: Ids,
     names: TopicNames,
-    events: Collector,
+    options: Options,
+) -> Iterator[MessageChunk]:
+    """Decode exchanges chunk by chunk. chunks: rows. capture_ids: by source."""
+    for rows in chunks:
+        frames = FrameBuffer.gather(assembly, sources, rows)
+        yield decode_messages(frames, capture_ids, names, options.limits.array_elements)
+
+
+def write_chunks(
+    chunks: Iterable[MessageChunk], output: TableOutput, events: Collector
 ) -> NamesUsed:
-    """Decode the exchanges chunk by chunk into tables and events.
+    """Write the tables and collect the events of chunks.
 
     Returns topics of these rows whose name or id no message has given so far.
     """
     used: NamesUsed = set()
-    brokers = broker_texts(output.assembly.endpoints, output.assembly.connections)
-    elements_max = output.options.limits.array_elements
-    for rows in chunks:
-        frames = FrameBuffer.gather(output.assembly, sources, rows)
-        chunk = decode_messages(frames, names, elements_max)
-        used |= {("id", one) for one in chunk.marks.topics.ids if one not in names.of_id}
+    for chunk in chunks:
+        known = chunk.topic_names.of_id
+        used |= {("id", one) for one in chunk.marks.topics.ids if one not in known}
         write_tables(chunk, output)
-        messages = _messages(chunk, output, names, brokers)
         for name, events_of in _EVENTS:
-            for table in events_of(messages):
+            for table in events_of(chunk):
                 events.add(name, table)
-        decode_records(chunk, output, used, messages, events)
+        decode_records(chunk, output, used, events)
     return used
-
-
-def _messages(
-    chunk: MessageChunk, output: TableOutput, names: TopicNames, brokers: pa.Array
-) -> Messages:
-    """A chunk in the form that the stories take."""
-    exchanges = chunk.frames.exchanges
-    captures = np.array([*output.capture_ids, 0], np.int64)
-    return Messages(
-        exchanges=exchanges,
-        connection_id=output.connection_ids(exchanges),
-        capture_id=captures[exchanges["request"]["source"]],
-        request_start=chunk.frames.start[:, REQUEST],
-        client_id=chunk.client_ids,
-        broker=brokers.take(pa.array(exchanges["connection"])),
-        decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
-        marks=chunk.marks,
-        topic_names=names,
-    )
 
 
 def analyse(rows: Iterable[Row], sink: Sink) -> Iterator[Row]:

@@ -28,7 +28,6 @@ from kdissect.pipeline.brokers import (
     NodeRole,
     SeenBrokers,
 )
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, client_ids
 from kdissect.pipeline.topic_messages import (
     add_bound,
     add_from_envelopes,
@@ -39,6 +38,7 @@ from kdissect.pipeline.topic_messages import (
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.connections import ConnectionClients
+from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids
 from kdissect.tables.topics import SeenTopics
 
 _CLIENT_REQUESTS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import take
+from kdissect.arrays import Indices, Positions, take
 from kdissect.codec.message_columns import body_type
 from kdissect.codec.redaction import (
     TEXT,
@@ -21,30 +19,21 @@ from kdissect.codec.redaction import (
     redact_column,
     secret_apis,
 )
-from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.pipeline.frame_buffer import FrameBuffer, MessageChunk
+from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.step_rows import Sink
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
-from kdissect.tables.arrow_arrays import binaries, labels, names_of, numbers
+from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
-from kdissect.tables.exchanges import (
-    SASL_TOKEN,
-    DecodeStatus,
-    ExchangeFacts,
-    VersionSource,
-    exchanges_table,
-)
+from kdissect.tables.exchanges import SASL_TOKEN, exchanges_table
+from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource
 from kdissect.tables.payload import FULL
-from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema, table_of
-from kdissect.tables.waits import Wait, waits
+from kdissect.tables.schemas import UNKNOWN_TAGS, Column, api_schema, table_of
 
-Ints = npt.NDArray[Any]
 NO_BYTES = pa.scalar(None, pa.binary())
 
 _EMBEDDED_FAULTS = {
@@ -54,64 +43,19 @@ _EMBEDDED_FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TableOutput:
-    """The sink that takes the rows of exchanges, and the data that all these rows share."""
+class TableOutput(NamedTuple):
+    """The sink that takes the rows of exchanges, and the options of the run."""
 
-    assembly: Assembly
-    capture_ids: list[int]
     options: Options
     sink: Sink
-
-    def connection_ids(self, exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-        """int64[n]: connection ids of EXCHANGE rows."""
-        ids: npt.NDArray[np.int64] = self.assembly.connections["connection_id"]
-        return ids[exchanges["connection"]]
 
 
 def write_tables(chunk: MessageChunk, output: TableOutput) -> None:
     """Write the rows of `exchanges`, of the API tables, and of anomalies in messages."""
     _write_message_anomalies(chunk, output)
-    write_exchanges(chunk, output)
+    output.sink("exchanges", exchanges_table(chunk))
     _write_apis(chunk, output)
     _write_tokens(chunk, output)
-
-
-def write_exchanges(chunk: MessageChunk, output: TableOutput) -> None:
-    has_error = np.zeros(len(chunk.status), bool)
-    for (api_key, side), decoded in chunk.decoded.items():
-        if side == RESPONSE:
-            versions = chunk.frames.versions(RESPONSE)[decoded.rows]
-            has_error[decoded.rows] = _error_versions(api_key)[versions] & (
-                decoded.columns.status == 0
-            )
-    is_decoded = (chunk.status == DecodeStatus.OK).all(axis=1)
-    wait, is_known = waits(chunk.frames.exchanges, is_decoded, chunk.marks)
-    facts = ExchangeFacts(
-        chunk.status, chunk.version_source, has_error,
-        labels(wait, names_of(Wait), is_known), chunk.client_ids,
-    )  # fmt: skip
-    assembly = output.assembly
-    table = exchanges_table(
-        assembly.endpoints,
-        assembly.connections,
-        chunk.frames.exchanges,
-        output.capture_ids,
-        facts,
-        chunk.marks,
-    )
-    output.sink("exchanges", table)
-
-
-@cache
-def _error_versions(api_key: int) -> npt.NDArray[np.bool_]:
-    """bool by api_version: whether the response's definition has an error code."""
-    response = catalog.api(api_key).response
-    roles = [
-        {role_of(api_key, field) for field in walk(response.fields, api_version)}
-        for api_version in range(response.versions.last + 1)
-    ]
-    return np.array([Role.ERROR_CODE in each for each in roles], bool)
 
 
 def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:
@@ -125,13 +69,11 @@ def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:
             continue
         sides = [_side_columns(chunk, api_key, side, rows) for side in (REQUEST, RESPONSE)]
         bodies, tags = [body for body, _ in sides], [tag for _, tag in sides]
-        api_version = numbers(chunk.frames.api_version[rows], pa.int16())
-        name = catalog.api(api_key).name
-        _write_api(chunk, output, api_key, name, rows, api_version, bodies, tags)
+        _write_api(chunk, output, api_key, rows, bodies, tags)
 
 
 def _side_columns(
-    chunk: MessageChunk, api_key: int, side: int, rows: Ints
+    chunk: MessageChunk, api_key: int, side: int, rows: Indices
 ) -> tuple[pa.Array, pa.Array]:
     """(bodies, unknown tags) of one side of the rows; null if a row's side was not decoded."""
     decoded = chunk.decoded.get((api_key, side))
@@ -164,29 +106,35 @@ def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:
         data = binaries(frames.buf, frames.start[rows, side], size)
         absent = pa.array(~is_present[side][rows])
         bodies.append(pa.StructArray.from_arrays([data], ["auth_bytes"], mask=absent))
-    none = pa.nulls(len(rows), pa.int16())
     tags = [pa.nulls(len(rows), UNKNOWN_TAGS)] * 2
-    _write_api(chunk, output, ApiKey.SASL_AUTHENTICATE, SASL_TOKEN, rows, none, bodies, tags)
+    _write_api(chunk, output, ApiKey.SASL_AUTHENTICATE, rows, bodies, tags, is_token=True)
 
 
 def _write_api(
-    chunk: MessageChunk, output: TableOutput, api_key: int, name: str, rows: Ints,
-    api_version: pa.Array, bodies: list[pa.Array], tags: list[pa.Array],
-) -> None:  # fmt: skip
-    """Write the table of one API, with decoded columns for messages embedded in its bytes
-    fields."""
+    chunk: MessageChunk,
+    output: TableOutput,
+    api_key: int,
+    rows: Indices,
+    bodies: list[pa.Array],
+    tags: list[pa.Array],
+    is_token: bool = False,
+) -> None:
+    """Write the table of one API, with decoded columns for messages embedded in its bytes fields.
+
+    is_token: the rows are SASL tokens without Kafka headers.
+    """
     bodies = _with_embedded(chunk, output, api_key, bodies, rows)
     if not output.options.reveal_secrets:
         tags = [
             hide_tags(each) if may_hold_secrets(api_key, side) else each
             for side, each in enumerate(tags)
         ]
-    exchanges = take(chunk.frames.exchanges, rows)
+    exchanges = take(chunk.exchanges, rows)
     request, response = exchanges["request"], exchanges["response"]
-    columns = {
+    columns: dict[str, Column] = {
         "exchange_id": exchanges["exchange_id"],
-        "connection_id": output.connection_ids(exchanges),
-        "api_version": api_version,
+        "connection_id": chunk.frames.connection_ids[rows],
+        "api_version": (chunk.frames.api_version[rows], np.full(len(rows), not is_token)),
         "request_time": (request["time_ns"], request["size"] >= 0),
         "response_time": (response["time_ns"], response["size"] >= 0),
         "request": bodies[REQUEST],
@@ -195,11 +143,12 @@ def _write_api(
         "response_unknown_tags": tags[RESPONSE],
     }
     schema = api_schema(bodies[REQUEST].type, bodies[RESPONSE].type)
+    name = SASL_TOKEN if is_token else catalog.api(api_key).name
     output.sink(f"apis/{name}", table_of(schema, columns))
 
 
 def _with_embedded(
-    chunk: MessageChunk, output: TableOutput, api_key: int, bodies: list[pa.Array], rows: Ints
+    chunk: MessageChunk, output: TableOutput, api_key: int, bodies: list[pa.Array], rows: Indices
 ) -> list[pa.Array]:
     """Both sides' bodies with embedded messages decoded and secrets removed."""
     reveal = output.options.reveal_secrets
@@ -213,7 +162,7 @@ def _with_embedded(
         where = f"{catalog.api(api_key).name} {SIDES[side]} > "
         detail = pa.array([where + fault.detail for fault in some], pa.string())
         at = rows[[fault.row for fault in some]]
-        add_anomalies(output, chunk.frames, kind, at, side, detail)
+        add_anomalies(chunk, output, kind, at, side, detail)
     return [request, response] if reveal else [redact_column(request), redact_column(response)]
 
 
@@ -233,21 +182,21 @@ def _write_message_anomalies(chunk: MessageChunk, output: TableOutput) -> None:
         ):
             if len(failures):
                 reason = _malformed(chunk, api_key, side, failures)
-                add_anomalies(output, frames, kind, rows[failures], side, reason)
+                add_anomalies(chunk, output, kind, rows[failures], side, reason)
         name = catalog.api(api_key).name
         if len(at := np.flatnonzero(columns.surplus > 0)):
             surplus, end = columns.surplus[at], frames.end[rows[at], side]
             text = f"{{n}} bytes after the end of a {name} {SIDES[side]}"
             detail = texts(text, len(at), n=surplus)
             place = (end - surplus, end)
-            add_anomalies(output, frames, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
+            add_anomalies(chunk, output, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
         if len(at := np.flatnonzero(columns.invalid_utf8)):
             detail = texts(f"a string of a {name} {SIDES[side]} is no UTF-8", len(at))
-            add_anomalies(output, frames, Anomaly.INVALID_UTF8, rows[at], side, detail)
+            add_anomalies(chunk, output, Anomaly.INVALID_UTF8, rows[at], side, detail)
     _without_definition(chunk, output)
 
 
-def _malformed(chunk: MessageChunk, api_key: int, side: int, failed: Ints) -> pa.Array:
+def _malformed(chunk: MessageChunk, api_key: int, side: int, failed: Indices) -> pa.Array:
     """Text per failed message of an API and side: the reason, the field and the position."""
     decoded = chunk.decoded[api_key, side]
     columns = decoded.columns
@@ -289,31 +238,33 @@ def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
                 key=undefined["api_key"],
                 version=undefined["api_version"],
             )
-            add_anomalies(output, chunk.frames, kind, rows, side, detail)
+            add_anomalies(chunk, output, kind, rows, side, detail)
 
 
 def add_anomalies(
+    chunk: MessageChunk,
     output: TableOutput,
-    frames: FrameBuffer,
     kind: Anomaly,
-    rows: Ints,
+    rows: Indices,
     side: int,
     detail: pa.Array,
-    place: tuple[Ints, Ints] | None = None,
-    packet_pos: Ints | None = None,
+    place: tuple[Positions, Positions] | None = None,
     data: pa.Array | None = None,
 ) -> None:
-    """Write anomalies of one side of the exchanges `rows` of `frames`; a row may occur repeatedly.
+    """Write anomalies of one side of the exchanges `rows`; a row may occur repeatedly.
 
-    place: start and end of the faulty bytes in the buffer; default: the whole message. packet_pos:
-    added to the message's stream position. data: bytes to show instead, where not null.
+    place: start and end of the faulty bytes in the buffer; default: the whole message. data: of
+    faults in records, whose position is that of `place`: the bytes to show instead, where not null.
     """
-    options = output.options
-    start, end = place or (frames.start[rows, side], frames.end[rows, side])
+    options, frames = output.options, chunk.frames
+    message_start = frames.start[rows, side]
+    start, end = place or (message_start, frames.end[rows, side])
+    inside = 0 * start if data is None else 4 + start - message_start
     data_max = options.limits.anomaly_data
     size = np.minimum(end - start, data_max)
     for part in in_parts(size):
-        exchanges = frames.exchanges[rows[part]]
+        some = rows[part]
+        exchanges = frames.exchanges[some]
         column = exchanges[SIDES[side]]
         shown = binaries(frames.buf, start[part], size[part])
         if data is not None:
@@ -325,17 +276,16 @@ def add_anomalies(
         if options.payload != FULL:
             keys = [key for key in np.unique(api_key).tolist() if _may_hold_records(key, side)]
             shown = pc.if_else(pa.array(np.isin(api_key, keys)), NO_BYTES, shown)
-        pos, is_captured = column["pos"], column["source"] >= 0
-        captures = np.array([*output.capture_ids, 0], np.int64)[column["source"]]
+        is_captured = column["source"] >= 0
         table = anomaly_columns(
             np.full(len(exchanges), kind, np.uint8),
             detail=detail[part],
-            connection_id=output.connection_ids(exchanges),
+            connection_id=frames.connection_ids[some],
             exchange_id=exchanges["exchange_id"],
-            capture_id=(captures, is_captured),
+            capture_id=(chunk.capture_id(side)[some], is_captured),
             packet=(column["packet"], is_captured),
             direction=np.full(len(exchanges), side),
-            pos=pos if packet_pos is None else pos + packet_pos[part],
+            pos=column["pos"] + inside[part],
             byte_count=(end - start)[part],
             data=shown,
         )

@@ -13,7 +13,6 @@ from kdissect.arrays import Ints, Rows
 from kdissect.codec.record_batches import FaultStage, iter_record_chunks
 from kdissect.codec.redaction import TEXT
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.frame_buffer import MessageChunk
 from kdissect.pipeline.message_tables import NO_BYTES, TableOutput, add_anomalies
 from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.protocol.api_keys import ApiKey
@@ -21,10 +20,10 @@ from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST
 from kdissect.status import REASONS, Status
 from kdissect.stories.events import Collector
-from kdissect.stories.messages import Messages
 from kdissect.stories.producer_messages import produce_events
 from kdissect.tables.anomalies import texts
 from kdissect.tables.internal import RecordFault, internal_rows, without_secrets
+from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import ChunkMarks, first_match
 from kdissect.tables.payload import shown, with_decoded
 from kdissect.tables.records import (
@@ -58,11 +57,7 @@ _FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
 
 
 def decode_records(
-    chunk: MessageChunk,
-    output: TableOutput,
-    names_used: NamesUsed,
-    messages: Messages,
-    events: Collector,
+    chunk: MessageChunk, output: TableOutput, names_used: NamesUsed, events: Collector
 ) -> None:
     """Write the records of a chunk and their anomalies; produced batches also become events.
 
@@ -81,7 +76,7 @@ def decode_records(
     for part in iter_record_chunks(frames.buf, start, length, output.options.limits.of_records):
         raw = pa.table(part.batches)
         batches, records = rows.add(raw, pa.table(part.records))
-        for table in produce_events(messages, sets, source, raw, batches):
+        for table in produce_events(chunk, sets, source, raw, batches):
             events.add("producers", table)
         if batches.num_rows:
             output.sink("record_batches", batches)
@@ -144,14 +139,13 @@ def _record_anomalies(chunk: MessageChunk, output: TableOutput, sets: Rows, faul
         batch, number, at = some["batch_index"], some["a"], some["set_index"]
         rows, pos, secret = sets["row"][at], some["pos"].astype(np.int64), is_secret[at]
         add_anomalies(
+            chunk,
             output,
-            chunk.frames,
             kind,
             rows,
             side,
             texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, number=number),
             (pos, pos + some["byte_count"]),
-            4 + pos - chunk.frames.start[rows, side],
             pc.if_else(pa.array(secret), pa.scalar(TEXT.encode()), NO_BYTES),
         )
 
@@ -184,13 +178,12 @@ def _internal_anomalies(
         rows, start = sets["row"][at], sets["value"][at]
         data = [TEXT.encode() if fault.is_secret else fault.data for fault in some]
         add_anomalies(
+            chunk,
             output,
-            chunk.frames,
             kind,
             rows,
             side,
             pa.array([fault.detail for fault in some], pa.string()),
             (start, start + sets["length"][at]),
-            4 + start - chunk.frames.start[rows, side],
             pa.array(data, pa.binary()),
         )

@@ -23,11 +23,11 @@ from kdissect.codec.internal_records import METADATA, decode_internal
 from kdissect.codec.message_columns import decode_columns
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, plan, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
+from kdissect.tables.message_chunk import FrameBuffer, chunks
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.kafka.response_bodies import Pair, every_response, fits
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.protocol.model import RESPONSE
+from kdissect.tables.message_chunk import FrameBuffer, chunks
 
 # responses of a bucket tried with every definition; later ones only with those found
 _TRIED_MAX = 2048

@@ -18,7 +18,6 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_columns import body_type
 from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets, redact_column
 from kdissect.errors import DecodeError
-from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.protocol import catalog
 from kdissect.protocol.error_codes import error_name
@@ -26,6 +25,7 @@ from kdissect.protocol.model import RESPONSE, SIDES, Definition
 from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at, value_nodes
 from kdissect.tables.embedded import add_decoded
+from kdissect.tables.message_chunk import FrameBuffer
 from kdissect.tables.topics import METADATA_TOPIC
 from kdissect.text import rfc3339, visible
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.decode import decode_exchanges
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages, frame_sizes
+from kdissect.pipeline.decode import decoded_chunks, write_chunks
 from kdissect.pipeline.learn import learn_topics
-from kdissect.pipeline.message_tables import TableOutput, write_exchanges
+from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
@@ -24,7 +23,9 @@ from kdissect.resume.carry import CompletedExchanges
 from kdissect.show.reading import CaptureReading
 from kdissect.step_log import logged_step
 from kdissect.stories.events import Collector
-from kdissect.tables.tcp_columns import tcp_table
+from kdissect.tables.connections import tcp_table
+from kdissect.tables.exchanges import exchanges_table
+from kdissect.tables.message_chunk import FrameBuffer, chunks, frame_sizes
 from kdissect.tables.topics import SeenTopics, TopicNames
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; beyond that the oldest are forgotten
@@ -65,7 +66,7 @@ class Exchanges:
         self.reading = CaptureReading(paths, options, note)
         self.count = 0
         self.is_interrupted = False
-        self._capture_ids = [capture_id(path) for path in self.reading.paths]
+        self._capture_ids = np.array([capture_id(path) for path in self.reading.paths], np.int64)
         self._options, self._selection, self._note = options, selection, note
         self._detail = detail
         self._names: OrderedDict[str, str] = OrderedDict(SeenTopics().names().of_id)
@@ -124,17 +125,14 @@ class Exchanges:
         def keep(name: str, table: pa.Table) -> None:
             parts.setdefault(name, []).append(table)
 
-        output = TableOutput(assembly, self._capture_ids, self._options, keep)
-        sizes = frame_sizes(assembly.exchanges)
-        parts_of_rows = chunks(rows, sizes, self._options.chunk_bytes)
+        some = chunks(rows, frame_sizes(assembly.exchanges), self._options.chunk_bytes)
         names = TopicNames(self._names, SeenTopics().names().id_of)
+        decoded = decoded_chunks(assembly, sources, some, self._capture_ids, names, self._options)
         if self._detail == "records":
-            decode_exchanges(output, sources, parts_of_rows, names, Collector(1))
+            write_chunks(decoded, TableOutput(self._options, keep), Collector(1))
         else:
-            for some in parts_of_rows:
-                frames = FrameBuffer.gather(assembly, sources, some)
-                elements_max = self._options.limits.array_elements
-                write_exchanges(decode_messages(frames, names, elements_max), output)
+            for chunk in decoded:
+                keep("exchanges", exchanges_table(chunk))
         return {
             name: pa.concat_tables(some, promote_options="permissive").unify_dictionaries()
             for name, some in parts.items()

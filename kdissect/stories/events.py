@@ -19,7 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools, Indices, Ints
 from kdissect.tables.arrow_arrays import packed, unpacked
+from kdissect.tables.message_chunk import MessageChunk
 
 _ROW_BYTES_MAX = 4 << 20  # bytes of one packed table
 
@@ -129,6 +131,36 @@ def story(name: str, **columns: pa.Array) -> pa.Table:
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column if column.type == kind else column.cast(kind)
+
+
+def place(messages: MessageChunk, rows: Indices, order: Ints | None = None) -> dict[str, pa.Array]:
+    """Columns of an event with its time and place, for exchanges `rows`."""
+    some = messages.exchanges[rows]
+    response = some["response"]
+    end_ns = np.where(response["size"] >= 0, response["time_ns"], NO_TIME)
+    return {
+        "time_ns": pa.array(np.ascontiguousarray(some["request"]["time_ns"])),
+        "end_ns": pa.array(end_ns),
+        "connection_id": pa.array(messages.frames.connection_ids[rows]),
+        "pos": pa.array(np.ascontiguousarray(some["request"]["pos"])),
+        "order": pa.array(
+            np.zeros(len(rows), np.int32) if order is None else order.astype(np.int32)
+        ),
+        "exchange_id": pa.array(np.ascontiguousarray(some["exchange_id"])),
+    }
+
+
+def begins(*keys: Ints) -> Bools:
+    """bool per row: it is the first, or a key differs from that of the row before."""
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new
+
+
+def flattened(column: pa.Array) -> tuple[pa.Array, Ints]:
+    """(elements of all lists of a list column, row of each element)."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
 class Collector:

@@ -14,9 +14,14 @@ from kdissect.arrays import Ints
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE
-from kdissect.stories.events import story
-from kdissect.stories.messages import Messages, begins, flattened
+from kdissect.stories.events import (
+    begins,
+    flattened,
+    place,
+    story,
+)
 from kdissect.stories.sequences import codes
+from kdissect.tables.message_chunk import MessageChunk
 
 _FULL, _FINAL = 0, -1  # KIP-227: session epochs 0 and -1 start and end a session
 
@@ -31,7 +36,7 @@ class Ask(IntEnum):
     SEEN = 4  # the highest epoch in a chunk
 
 
-def fetch_events(messages: Messages) -> Iterator[pa.Table]:
+def fetch_events(messages: MessageChunk) -> Iterator[pa.Table]:
     """FETCH_STEPS of a chunk; repeated requests for a partition make one event."""
     rows, request = messages.requests(ApiKey.FETCH)
     if request is None:
@@ -84,20 +89,20 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
 
 
 def _events(
-    messages: Messages, rows: Ints, ask: Ask, session: Ints, epoch: Ints, **more: pa.Array
+    messages: MessageChunk, rows: Ints, ask: Ask, session: Ints, epoch: Ints, **more: pa.Array
 ) -> pa.Table:
     return story(
         "fetches",
-        **messages.place(rows, np.full(len(rows), int(ask), np.int64)),
+        **place(messages, rows, np.full(len(rows), int(ask), np.int64)),
         broker=messages.broker.take(pa.array(rows)),
-        client_id=messages.client_id.take(pa.array(rows)).cast(pa.string()),
+        client_id=messages.client_ids.take(pa.array(rows)).cast(pa.string()),
         session_id=pa.array(session.astype(np.int32)),
         epoch=pa.array(epoch.astype(np.int32)),
         **more,
     )
 
 
-def _seen(messages: Messages, rows: Ints, broker: Ints, session: Ints, epoch: Ints) -> pa.Table:
+def _seen(messages: MessageChunk, rows: Ints, broker: Ints, session: Ints, epoch: Ints) -> pa.Table:
     """One event per session, with its highest epoch here."""
     order = np.lexsort((np.arange(len(rows)), epoch, broker))
     last = order[begins(broker[order][::-1])[::-1]]

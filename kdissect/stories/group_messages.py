@@ -22,8 +22,11 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import story
-from kdissect.stories.messages import Messages
+from kdissect.stories.events import (
+    place,
+    story,
+)
+from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.topics import TopicNames
 
 EPOCH_HEARTBEATS = (
@@ -45,7 +48,7 @@ Body = dict[str, Any]
 GroupFacts = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, other facts
 
 
-def group_events(messages: Messages) -> Iterator[pa.Table]:
+def group_events(messages: MessageChunk) -> Iterator[pa.Table]:
     """GROUP_STEPS of a chunk."""
     for api_key in GROUP_APIS:
         rows = _notable(messages, api_key)
@@ -53,7 +56,7 @@ def group_events(messages: Messages) -> Iterator[pa.Table]:
             yield _read(messages, api_key, rows)
 
 
-def _notable(messages: Messages, api_key: int) -> Ints:
+def _notable(messages: MessageChunk, api_key: int) -> Ints:
     """Rows of the messages that change something or are refused."""
     rows = messages.rows(api_key)
     if not len(rows) or api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP):
@@ -75,7 +78,7 @@ def _notable(messages: Messages, api_key: int) -> Ints:
     return rows[new]
 
 
-def _read(messages: Messages, api_key: int, rows: Ints) -> pa.Table:
+def _read(messages: MessageChunk, api_key: int, rows: Ints) -> pa.Table:
     requests = messages.values(api_key, REQUEST, rows)
     responses = messages.values(api_key, RESPONSE, rows)
     picked: list[int] = []
@@ -87,13 +90,13 @@ def _read(messages: Messages, api_key: int, rows: Ints) -> pa.Table:
             order.append(number)
             facts.append(one)
     chosen = rows[np.array(picked, np.int64)]
-    clients = messages.client_id.take(pa.array(chosen))
+    clients = messages.client_ids.take(pa.array(chosen))
     errors: pa.Array = messages.errors(api_key, chosen)
     # a single member's error in a batch of leaves
     own = [one[2].pop("error_code", None) for one in facts]
     return story(
         "groups",
-        **messages.place(chosen, np.array(order, np.int64)),
+        **place(messages, chosen, np.array(order, np.int64)),
         group_id=pa.array([requests[at]["group_id"] for at in picked], pa.string()),
         api_key=pa.array(np.full(len(chosen), api_key, np.int16)),
         client_id=clients.cast(pa.string()),

@@ -17,8 +17,14 @@ from kdissect.arrays import Ints, Rows
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import PRODUCER_STEPS, ProducerStep, story
-from kdissect.stories.messages import Messages, flattened
+from kdissect.stories.events import (
+    PRODUCER_STEPS,
+    ProducerStep,
+    flattened,
+    place,
+    story,
+)
+from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import first_match
 from kdissect.tables.records import FROM_PRODUCE
 
@@ -29,7 +35,7 @@ _ONE_ROW = {
 }
 
 
-def producer_events(messages: Messages) -> Iterator[pa.Table]:
+def producer_events(messages: MessageChunk) -> Iterator[pa.Table]:
     """PRODUCER_STEPS of all APIs except Produce."""
     yield from _init(messages)
     for api_key, step in _ONE_ROW.items():
@@ -39,7 +45,7 @@ def producer_events(messages: Messages) -> Iterator[pa.Table]:
 
 
 def produce_events(
-    messages: Messages, sets: Rows, source: Ints, raw: pa.Table, shown: pa.Table
+    messages: MessageChunk, sets: Rows, source: Ints, raw: pa.Table, shown: pa.Table
 ) -> Iterator[pa.Table]:
     """PRODUCER_STEPS of the produced batches with a producer id.
 
@@ -59,11 +65,11 @@ def produce_events(
     error = np.append(errors["value"], 0)[first_match(sets[at], errors)]  # -1 is the last
     delta = pc.fill_null(pc.subtract(some["last_offset"], some["base_offset"]), 0).to_numpy()
     request = messages.exchanges["request"][rows]
-    in_frame = raw["pos"].to_numpy()[chosen] - messages.request_start[rows]
+    in_frame = raw["pos"].to_numpy()[chosen] - messages.frames.start[rows, REQUEST]
     names = ("producer_id", "producer_epoch", "base_sequence", "record_count", "size")
     yield story(
         "producers",
-        **messages.place(rows, some["batch_index"].to_numpy()),
+        **place(messages, rows, some["batch_index"].to_numpy()),
         **{name: some[name].fill_null(-1) for name in names},
         step=_constant(ProducerStep.PRODUCE, len(rows)),
         transactional_id=body.field("transactional_id").take(
@@ -74,7 +80,7 @@ def produce_events(
         error_code=pa.array(error.astype(np.int16), mask=~messages.answered(ApiKey.PRODUCE, rows)),
         flag=some["is_transactional"].fill_null(False),
         sequence_count=pa.array(np.clip(delta + 1, 1, 2**31 - 1)),
-        capture_id=pa.array(messages.capture_id[rows]),
+        capture_id=pa.array(messages.capture_id(REQUEST)[rows]),
         packet=pa.array(np.ascontiguousarray(request["packet"])),
         batch_pos=pa.array(request["pos"] + 4 + in_frame),
     )
@@ -84,7 +90,7 @@ def _constant(step: ProducerStep, count: int) -> pa.Array:
     return pa.array(np.full(count, int(step), np.int8))
 
 
-def _init(messages: Messages) -> Iterator[pa.Table]:
+def _init(messages: MessageChunk) -> Iterator[pa.Table]:
     """InitProducerId requests that returned an id; a refused one says nothing about a producer."""
     rows = messages.rows(ApiKey.INIT_PRODUCER_ID)
     if not len(rows):
@@ -97,7 +103,7 @@ def _init(messages: Messages) -> Iterator[pa.Table]:
     own = pc.fill_null(pc.equal(request.field("producer_id"), response.field("producer_id")), False)
     yield story(
         "producers",
-        **messages.place(rows),
+        **place(messages, rows),
         producer_id=response.field("producer_id"),
         producer_epoch=response.field("producer_epoch"),
         step=_constant(ProducerStep.INIT, len(rows)),
@@ -107,7 +113,7 @@ def _init(messages: Messages) -> Iterator[pa.Table]:
     )
 
 
-def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[pa.Table]:
+def _one_row(messages: MessageChunk, api_key: int, step: ProducerStep) -> Iterator[pa.Table]:
     rows, body = messages.requests(api_key)
     if body is None:
         return
@@ -117,7 +123,7 @@ def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[p
         data = _offsets(body.to_pylist(), messages.values(api_key, RESPONSE, rows))
     yield story(
         "producers",
-        **messages.place(rows),
+        **place(messages, rows),
         producer_id=body.field("producer_id"),
         producer_epoch=body.field("producer_epoch"),
         step=_constant(step, len(rows)),
@@ -149,7 +155,7 @@ def _offsets(requests: list[Any], responses: list[Any]) -> pa.Array:
     return pa.array(offset_texts, pa.string())
 
 
-def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
+def _add_partitions(messages: MessageChunk) -> Iterator[pa.Table]:
     """One event per requested partition, with the result for that partition."""
     api_key = ApiKey.ADD_PARTITIONS_TO_TXN
     rows, body = messages.requests(api_key)
@@ -173,8 +179,8 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
         columns = {
             name: pa.array([event[name] for event in added], kinds[name]) for name in added[0]
         }
-        place = messages.place(rows[np.array(picked, np.int64)], np.array(order, np.int64))
-        yield story("producers", **place, **columns)
+        where = place(messages, rows[np.array(picked, np.int64)], np.array(order, np.int64))
+        yield story("producers", **where, **columns)
 
 
 def _added(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -214,7 +220,7 @@ def _partition_errors(answer: dict[str, Any] | None) -> dict[tuple[str, str, int
     }
 
 
-def _markers(messages: Messages) -> Iterator[pa.Table]:
+def _markers(messages: MessageChunk) -> Iterator[pa.Table]:
     """One event per partition on which a coordinator ends a transaction."""
     rows, body = messages.requests(ApiKey.WRITE_TXN_MARKERS)
     if body is None:
@@ -227,7 +233,7 @@ def _markers(messages: Messages) -> Iterator[pa.Table]:
     via = pa.array(in_marker[in_topic])
     yield story(
         "producers",
-        **messages.place(rows[row[in_marker[in_topic]]], np.arange(len(partitions))),
+        **place(messages, rows[row[in_marker[in_topic]]], np.arange(len(partitions))),
         producer_id=markers.field("producer_id").take(via),
         producer_epoch=markers.field("producer_epoch").take(via),
         step=_constant(ProducerStep.MARKER, len(partitions)),

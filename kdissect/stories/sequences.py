@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import Anomaly
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NOT_ANSWERED, ProducerStep
-from kdissect.stories.messages import begins
+from kdissect.stories.events import NOT_ANSWERED, ProducerStep, begins
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
 

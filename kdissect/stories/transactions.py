@@ -26,8 +26,7 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bools, Ints
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NO_TIME, NOT_ANSWERED, ProducerStep
-from kdissect.stories.messages import begins
+from kdissect.stories.events import NO_TIME, NOT_ANSWERED, ProducerStep, begins
 from kdissect.tables.arrow_arrays import lists
 from kdissect.tables.schemas import TRANSACTIONS, table_of
 

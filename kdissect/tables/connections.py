@@ -1,4 +1,7 @@
-"""Rows of `connections`, and the endpoint columns that `exchanges` shares with them."""
+"""Rows of `connections`: TLS, and TCP's handshake, windows, round-trip times, closing.
+
+`exchanges` shares the columns of endpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kdissect.arrays import Ints, Rows
+from kdissect.arrays import Bools, Ints, Rows, TimesNs
 from kdissect.kafka.assembly import DIRECTION, Protocol
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import TIME_TYPE, ip_text, labels, names_of
 from kdissect.tables.schemas import CONNECTIONS, table_of
-from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.columns import CloseReason
-from kdissect.tcp.measurements import TcpFacts
+from kdissect.tcp.measurements import NO_TIME, UNKNOWN, TcpFacts
 from kdissect.tls.handshake import Certificate, TlsFacts
 
 _NO_CERTIFICATE = Certificate()
+SCALE_MAX = 14
+_CLOSERS = ("client", "broker")
 
 
 @dataclass(slots=True)
@@ -56,13 +59,6 @@ def endpoint_columns(endpoints: Rows, connections: Rows) -> EndpointColumns:
         labels(np.where(b_is_client, a, b), texts),
         np.where(b_is_client, pair["port_a"], pair["port_b"]),
     )
-
-
-def broker_texts(endpoints: Rows, connections: Rows) -> pa.Array:
-    """string[connections]: the broker's address and port, separated by a space."""
-    where = endpoint_columns(endpoints, connections)
-    port = pa.array(where.broker_port).cast(pa.string())
-    return pc.binary_join_element_wise(where.broker_ip.cast(pa.string()), port, " ")
 
 
 def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, Any]:
@@ -122,9 +118,99 @@ def connections_table(
         "client_software_version": [release for _, release in software],
         "client_ids": [clients.client_ids.get(row, []) for row in rows],
         **_tls_columns(tls, len(connections)),
-        **tcp_columns(connections, tcp),
+        **_tcp_columns(connections, tcp),
     }
     for direction, side in enumerate(SIDES):
         for name in DIRECTION.fields or ():
             columns[f"{side}_{name}"] = connections["direction"][name][:, direction]
     return table_of(CONNECTIONS, columns)
+
+
+# -- TCP ------------------------------------------------------------------------------------
+
+
+def _tcp_columns(connections: Rows, tcp: TcpFacts) -> dict[str, Any]:
+    """The TCP columns of CONNECTION rows by name, for `schemas.table_of`."""
+    client_side = connections["client_side"].astype(np.int64)
+    last_time = connections["last_time_ns"]
+    rows = 2 * np.arange(len(connections))
+    sides = [tcp.sides[rows + (client_side ^ direction)] for direction in (0, 1)]
+    facts = tcp.connections
+    closer = facts["closed_by"] ^ client_side
+    idle_ns, idle_since = _longest_idle(facts, last_time)
+    columns = {
+        "proxied_from": _proxied_from(facts),
+        "proxy_byte_count": facts["proxy_byte_count"],
+        "closed_by": labels(np.maximum(closer, 0), _CLOSERS, facts["closed_by"] >= 0),
+        "syn_count": sides[0]["syn_count"],
+        "unanswered_syn_count": sides[0]["unanswered_syn_count"],
+        "refused": facts["is_refused"] != 0,
+        "idle_ms_max": idle_ns / 1e6,
+        "idle_start_time": (idle_since, idle_since != NO_TIME),
+    }
+    for name, own, peer in zip(SIDES, sides, reversed(sides), strict=True):
+        for column, values in _side_columns(own, peer, last_time).items():
+            columns[f"{name}_{column}"] = values
+    return columns
+
+
+def tcp_table(connections: Rows, tcp: TcpFacts) -> pa.Table:
+    """`connections` for CONNECTION rows, with connection_id and the TCP columns only."""
+    columns = {"connection_id": connections["connection_id"], **_tcp_columns(connections, tcp)}
+    schema = pa.schema([field for field in CONNECTIONS if field.name in columns])
+    return table_of(schema, columns)
+
+
+def _proxied_from(facts: Rows) -> list[str | None]:
+    texts: list[str | None] = [None] * len(facts)
+    for row in np.flatnonzero(facts["is_proxied"]).tolist():
+        texts[row] = f"{ip_text(facts['proxied_ip'][row].tobytes())} {facts['proxied_port'][row]}"
+    return texts
+
+
+def _longest_idle(facts: Rows, last_time: TimesNs) -> tuple[TimesNs, TimesNs]:
+    """(ns, begin) of the longest idle time, which the connection's last packet may end."""
+    active_time = facts["active_time"]
+    at_end = np.where(active_time == NO_TIME, 0, last_time - active_time)
+    is_longer = at_end > facts["idle_ns"]
+    return (
+        np.where(is_longer, at_end, facts["idle_ns"]),
+        np.where(is_longer, active_time, facts["idle_since"]),
+    )
+
+
+def _side_columns(own: Rows, peer: Rows, last_time: TimesNs) -> dict[str, Any]:
+    has_options = own["has_options"] != 0
+    has_zero_window = own["zero_window_since"] != NO_TIME
+    open_ns = np.where(has_zero_window, last_time - own["zero_window_since"], 0)
+    return {
+        "syn_seen": has_options,
+        "mss": (own["mss"], own["mss"] != UNKNOWN),
+        "window_scale": (own["window_scale"], own["window_scale"] != UNKNOWN),
+        "sack_permitted": (own["sack_permitted"] != 0, has_options),
+        "window_max": _largest_window(own, peer),
+        "zero_window_count": own["zero_window_count"],
+        "zero_window_ms": (own["zero_window_ns"] + np.maximum(open_ns, 0)) / 1e6,
+        "rtt_ms_p50": (own["rtt_p50_ns"] / 1e6, own["rtt_p50_ns"] != UNKNOWN),
+        "rtt_ms_p99": (own["rtt_p99_ns"] / 1e6, own["rtt_p99_ns"] != UNKNOWN),
+        "last_time": (own["data_time"], own["data_time"] != NO_TIME),
+        "ended": own["has_ended"] != 0,
+    }
+
+
+def _largest_window(own: Rows, peer: Rows) -> tuple[Ints, Bools]:
+    """(bytes of the largest receive window, whether it is known).
+
+    RFC 7323, 2.2 and 2.3: windows are scaled only if both SYNs have the option, by a shift of at
+    most 14. A SYN's own window is never scaled.
+    """
+    is_unscaled = np.zeros(len(own), np.bool_)
+    for side in (own, peer):
+        is_unscaled |= (side["has_options"] != 0) & (side["window_scale"] == UNKNOWN)
+    is_scaled = (own["window_scale"] != UNKNOWN) & (peer["window_scale"] != UNKNOWN)
+    shift = np.where(is_scaled, np.minimum(own["window_scale"], SCALE_MAX), 0).astype(np.int64)
+    window = np.maximum(own["window_max"], 0) << shift
+    largest = np.maximum(window, own["syn_window_max"])
+    has_later = own["window_max"] != UNKNOWN
+    is_known = is_unscaled | is_scaled | ~has_later
+    return largest, is_known & (has_later | (own["syn_window_max"] != UNKNOWN))

@@ -11,10 +11,11 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from kdissect.arrays import Bools, Ints
 from kdissect.codec.arrow_columns import UNKNOWN_TAGS
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import TIME_TYPE, numbers, times_from_ns, times_of
@@ -126,12 +127,15 @@ def fixed_tables(decode_values: str | None = None) -> dict[str, pa.Schema]:
     return {**FIXED_TABLES, "records": pa.schema(fields, RECORDS.metadata)}
 
 
-def table_of(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
+# A column: an Arrow array, a list, or a NumPy array, alone or with a bool array of the values that
+# are not null.
+Column: TypeAlias = "pa.Array | pa.ChunkedArray | list[Any] | Ints | tuple[Ints, Bools]"
+
+
+def table_of(schema: pa.Schema, columns: Mapping[str, Column]) -> pa.Table:
     """The table with these columns, given in any order.
 
-    A column is an Arrow array, a list, or a NumPy array, alone or with a bool array of the values
-    that are not null. Times in NumPy arrays are nanoseconds since 1970. A dictionary of strings
-    stays one.
+    Times in NumPy arrays are nanoseconds since 1970. A dictionary of strings stays one.
     """
     assert columns.keys() == set(schema.names), columns.keys() ^ set(schema.names)
     arrays = [_array(columns[field.name], field.type) for field in schema]
@@ -139,7 +143,7 @@ def table_of(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
     return pa.table(arrays, schema=pa.schema(fields, schema.metadata))
 
 
-def _array(column: Any, kind: pa.DataType) -> pa.Array:
+def _array(column: Column, kind: pa.DataType) -> pa.Array:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
     if isinstance(column, list):

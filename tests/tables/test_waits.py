@@ -7,7 +7,7 @@ import pytest
 
 import kdissect
 from kdissect.codec.record_encoder import encode_batch, encode_message
-from kdissect.tables.waits import APPEND_MS
+from kdissect.tables.exchanges import APPEND_MS
 from tests.builders.messages import exchange, write_capture
 
 SENT_MS = 1_700_000_000_003  # of the first request, after a handshake of three packets

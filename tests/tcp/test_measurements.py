@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kdissect
 from kdissect.capture.segments import ACK, FIN, OPTIONS_SHIFT, RST, SYN
 from kdissect.kafka.assembly import CONNECTION
-from kdissect.tables.tcp_columns import tcp_table
+from kdissect.tables.connections import tcp_table
 from kdissect.tcp.measurements import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
 from tests.builders.segments import batch_of

@@ -18,7 +18,6 @@ import pyarrow as pa
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
-from kdissect.pipeline.frame_buffer import FrameBuffer, client_ids
 from kdissect.pipeline.learn import principal_of
 from kdissect.pipeline.options import MB, Limits, Options
 from kdissect.pipeline.plan import RunPlan, planned
@@ -45,6 +44,7 @@ from kdissect.replay.workload.messages import (
     request_body,
 )
 from kdissect.tables.connections import endpoint_columns
+from kdissect.tables.message_chunk import FrameBuffer, client_ids
 from kdissect.tables.schemas import FIXED_TABLES
 
 PathLike = str | os.PathLike[str]

@@ -7,14 +7,29 @@ output of one kernel is still in the cache when the next one reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from enum import IntEnum
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kdissect.arrays import by_value, gather_ranges, in_order_of_time, joined, take
+from kdissect.arrays import (
+    Bools,
+    Bytes,
+    Ids,
+    Indices,
+    Ints,
+    Positions,
+    Rows,
+    by_value,
+    gather_ranges,
+    in_order_of_time,
+    joined,
+    take,
+)
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_columns
 from kdissect.kafka.assembly import EXTENT, Assembly
@@ -23,7 +38,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import plan
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import strings
-from kdissect.tables.exchanges import DecodeStatus, VersionSource
+from kdissect.tables.connections import EndpointColumns, endpoint_columns
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import TopicNames
 
@@ -32,8 +47,29 @@ UNSUPPORTED_VERSION = 35
 _NO_ROWS = np.zeros(0, np.int64)
 
 
+class DecodeStatus(IntEnum):
+    """Values of *_decode_status, best to worst; the table has the names in lower case."""
+
+    OK = 0
+    ABSENT = 1
+    ENCRYPTED = 2
+    PARTIAL = 3
+    UNKNOWN_VERSION = 4
+    UNKNOWN_API = 5
+    MALFORMED = 6
+
+
+class VersionSource(IntEnum):
+    """Values of version_source; the table has the names in lower case."""
+
+    REQUEST_HEADER = 0
+    FALLBACK_V0 = 1
+    INFERRED = 2
+    UNKNOWN = 3
+
+
 @cache
-def known_versions() -> npt.NDArray[np.bool_]:
+def known_versions() -> Bools:
     """bool[api_key, api_version]: whether a definition exists."""
     apis = catalog.apis()
     table = np.zeros((max(apis) + 2, 64), bool)
@@ -46,27 +82,29 @@ def known_versions() -> npt.NDArray[np.bool_]:
 class FrameBuffer:
     """Some exchanges and the bytes of their frames.
 
-    exchanges: EXCHANGE[n]. api_key, api_version: int16[n], copies of its columns.
+    assembly: of the exchanges. exchanges: EXCHANGE[n]. api_key, api_version: int16[n], copies of
+    its columns.
     buf: uint8, all frames. start, end: int64[n, 2], position in `buf` of the request's and the
     response's frame without the size prefix; equal if there is none. A frame ends early at a hole
     or a cut; only sides with `is_whole` are decoded.
     response_version: int16[n]: api_version, or 0 for an ApiVersions response with error 35.
     """
 
-    exchanges: npt.NDArray[np.void]
+    assembly: Assembly
+    exchanges: Rows
     api_key: npt.NDArray[np.int16]
     api_version: npt.NDArray[np.int16]
-    buf: npt.NDArray[np.uint8]
-    start: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
+    buf: Bytes
+    start: Positions
+    end: Positions
     response_version: npt.NDArray[np.int16]
-    _readable: dict[int, dict[int, npt.NDArray[np.int64]]] = field(default_factory=dict, repr=False)
+    _readable: dict[int, dict[int, Indices]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def gather(
         assembly: Assembly,
         sources: Sources,
-        rows: npt.NDArray[Any],
+        rows: Indices,
         sides: tuple[int, ...] = (REQUEST, RESPONSE),
         prefix: int | None = None,
     ) -> FrameBuffer:
@@ -107,7 +145,9 @@ class FrameBuffer:
         extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
         buf = sources.gather(extents)
         api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
-        frames = FrameBuffer(exchanges, api_key, api_version, buf, start, end, api_version.copy())
+        frames = FrameBuffer(
+            assembly, exchanges, api_key, api_version, buf, start, end, api_version.copy()
+        )
         frames._fall_back()
         return frames
 
@@ -122,11 +162,17 @@ class FrameBuffer:
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
         self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
 
+    @property
+    def connection_ids(self) -> Ids:
+        """int64[n]"""
+        ids: Ids = self.assembly.connections["connection_id"]
+        return ids[self.exchanges["connection"]]
+
     def versions(self, side: int) -> npt.NDArray[np.int16]:
         """int16[n]: api_version to decode that side of each exchange with."""
         return self.response_version if side == RESPONSE else self.api_version
 
-    def known(self, side: int) -> npt.NDArray[np.bool_]:
+    def known(self, side: int) -> Bools:
         """bool[n]: whether API and version of that side have a definition."""
         table = known_versions()
         key = self.api_key.astype(np.int64)
@@ -134,11 +180,11 @@ class FrameBuffer:
         inside = (key >= 0) & (key < len(table)) & (version >= 0) & (version < 64)
         return inside & table[np.where(inside, key, 0), np.where(inside, version, 0)]
 
-    def whole(self, side: int) -> npt.NDArray[np.bool_]:
+    def whole(self, side: int) -> Bools:
         """bool[n]: whether all bytes of that side's frame were captured."""
         return self.exchanges[SIDES[side]]["is_whole"] != 0
 
-    def readable(self, api_key: int, side: int) -> npt.NDArray[np.int64]:
+    def readable(self, api_key: int, side: int) -> Indices:
         """Rows, ascending, of that API whose side is whole and has a known version."""
         if side not in self._readable:  # computed once, used for every API
             rows = np.flatnonzero(self.whole(side) & self.known(side))
@@ -150,7 +196,7 @@ class FrameBuffer:
         self,
         api_key: int,
         side: int,
-        rows: npt.NDArray[Any],
+        rows: Indices,
         elements_max: int = ELEMENTS_MAX,
     ) -> MessageColumns:
         """Decode the messages of `rows` (indices into exchanges) into columns."""
@@ -164,7 +210,7 @@ class FrameBuffer:
         )
 
 
-def chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
+def chunks(rows: Indices, sizes: Ints, chunk_bytes: int) -> list[Indices]:
     """Split rows of exchanges so that the frames of a part, of these sizes, fit a buffer of about
     `chunk_bytes`."""
     if not len(rows):
@@ -173,7 +219,7 @@ def chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64
     return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
 
 
-def frame_sizes(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def frame_sizes(exchanges: Rows) -> Ints:
     """int64[n]: bytes of the whole frames of each exchange."""
     sizes = np.zeros(len(exchanges), np.int64)
     for side in SIDES:
@@ -182,9 +228,7 @@ def frame_sizes(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def chunks_in_time(
-    exchanges: npt.NDArray[np.void], chunk_bytes: int
-) -> list[npt.NDArray[np.int64]]:
+def chunks_in_time(exchanges: Rows, chunk_bytes: int) -> list[Indices]:
     """The rows of all exchanges, in order of time, as `chunks`."""
     has_request = exchanges["request"]["size"] >= 0
     time_ns = np.where(
@@ -203,28 +247,102 @@ def chunks_in_time(
 class DecodedMessages:
     """Messages of one API and side: their rows in the chunk, and their columns."""
 
-    rows: npt.NDArray[np.int64]
+    rows: Indices
     columns: MessageColumns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MessageChunk:
-    """Decoded exchanges.
+    """Decoded exchanges: tables, records and stories are made of it.
 
-    status: int8[n, 2], DecodeStatus of request and response. version_source: int8[n]. decoded: by
-    (api key, side). client_ids: text[n], from the request headers.
+    capture_ids: by source. status: int8[n, 2], DecodeStatus of request and response.
+    version_source: int8[n]. decoded: by (api key, side). topic_names: of the whole input.
+    client_ids: text[n], from the request headers.
     """
 
     frames: FrameBuffer
+    capture_ids: Ids
     status: npt.NDArray[np.int8]
     version_source: npt.NDArray[np.int8]
     decoded: dict[tuple[int, int], DecodedMessages]
     marks: ChunkMarks
+    topic_names: TopicNames
     client_ids: pa.Array
+
+    @property
+    def exchanges(self) -> Rows:
+        """EXCHANGE[n]"""
+        return self.frames.exchanges
+
+    @cached_property
+    def endpoints(self) -> EndpointColumns:
+        """Addresses by row of the assembly's connections."""
+        assembly = self.frames.assembly
+        return endpoint_columns(assembly.endpoints, assembly.connections)
+
+    @cached_property
+    def broker(self) -> pa.Array:
+        """string[n]: the broker's address and port, separated by a space."""
+        port = pa.array(self.endpoints.broker_port).cast(pa.string())
+        ip = self.endpoints.broker_ip.cast(pa.string())
+        texts = pc.binary_join_element_wise(ip, port, " ")
+        return texts.take(pa.array(self.exchanges["connection"]))
+
+    def capture_id(self, side: int) -> Ids:
+        """int64[n]: of the first byte of that side; 0 for none."""
+        return np.append(self.capture_ids, 0)[self.exchanges[SIDES[side]]["source"]]
+
+    @property
+    def error_code(self) -> npt.NDArray[np.int16]:
+        """The first non-zero code in the response of each row, otherwise 0."""
+        return self.marks.error_columns[0]
+
+    def rows(self, api_key: int) -> Indices:
+        """Rows whose request of that API was decoded."""
+        return self._good(api_key, REQUEST)
+
+    def _good(self, api_key: int, side: int) -> Indices:
+        decoded = self.decoded.get((api_key, side))
+        if decoded is None:
+            return np.zeros(0, np.int64)
+        return decoded.rows[decoded.columns.status == 0]
+
+    def answered(self, api_key: int, rows: Indices) -> Bools:
+        """bool per row: it has a decoded response."""
+        return np.isin(rows, self._good(api_key, RESPONSE))
+
+    def body(self, api_key: int, side: int, rows: Indices) -> pa.StructArray | None:
+        """Bodies of these rows, null if a row has none; None if no row of the chunk has one."""
+        decoded = self.decoded.get((api_key, side))
+        if decoded is None:
+            return None
+        there, columns = decoded.rows, decoded.columns
+        good = np.flatnonzero(columns.status == 0)
+        if len(good) == len(rows) == len(there) and bool(np.all(there == rows)):
+            return columns.body
+        there = there[good]
+        if not len(there):
+            return columns.body.take(pa.nulls(len(rows), pa.int64()))
+        at = np.minimum(np.searchsorted(there, rows), len(there) - 1)
+        return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
+
+    def requests(self, api_key: int) -> tuple[Indices, pa.StructArray | None]:
+        """(rows, bodies) of the decoded requests of that API; no bodies without a row."""
+        rows = self.rows(api_key)
+        return rows, self.body(api_key, REQUEST, rows) if len(rows) else None
+
+    def values(self, api_key: int, side: int, rows: Indices) -> list[Any]:
+        """Bodies of these rows as plain values, None if a row has none."""
+        bodies = self.body(api_key, side, rows)
+        return [None] * len(rows) if bodies is None else bodies.to_pylist()
+
+    def errors(self, api_key: int, rows: Ints) -> pa.Array:
+        """Error code per row, null if no response was decoded."""
+        return pa.array(self.error_code[rows].astype(np.int16), mask=~self.answered(api_key, rows))
 
 
 def decode_messages(
-    frames: FrameBuffer, topic_names: TopicNames, elements_max: int
+    frames: FrameBuffer, capture_ids: Ids, topic_names: TopicNames, elements_max: int
 ) -> MessageChunk:
     """Decode each whole message whose version has a definition.
 
@@ -243,7 +361,9 @@ def decode_messages(
         (messages.rows, side, messages.columns.marks) for (_, side), messages in decoded.items()
     ]
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), topic_names)
-    return MessageChunk(frames, status, version_source, decoded, marks, client_ids(frames))
+    return MessageChunk(
+        frames, capture_ids, status, version_source, decoded, marks, topic_names, client_ids(frames)
+    )
 
 
 def _status_by_version(
