@@ -119,6 +119,8 @@ class Progress:
             self.limit[stream], when = _first_hole(w, stream, patience, now)
             self._until[stream >> 1] = min(self._until[stream >> 1], when)
         self.has_hole = self.limit < w.ends
+        # no packet can come with which the rest could be decrypted
+        w.is_given_up |= w.is_stuck & ~self.has_hole.reshape(-1, 2).any(axis=1)
         for stream, opened in w.opened_streams():
             is_whole = not self.has_hole[stream]
             settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
