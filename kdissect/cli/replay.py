@@ -62,7 +62,7 @@ def replay_command(
     selection = selected.selection()
     allowed = parse_allow(guard.allow or ())
     options = _session_options(guard, speed, compared, same_cluster=SAME_CLUSTER in allowed)
-    access = login.access(options.run.answer_timeout_s)
+    access = login.access(options.answer_timeout_s)
     target = _target("--to", to, access)
     reference = _target("--against", compared.against, access)
     output.check()
@@ -74,8 +74,6 @@ def replay_command(
             keylog=keylog or (),
             from_ns=selection.time_from_ns,
             to_ns=selection.time_to_ns,
-            # the plan applies the others: requests without a topic or group go with any selection
-            clients=selection.clients,
         )
         counts["connections"] = len(workload.connections)
     with logged_step("plan") as counts:
@@ -83,11 +81,9 @@ def replay_command(
             workload,
             PlanOptions(
                 allow=allowed - {SAME_CLUSTER},
-                apis=selection.apis,
-                topics=frozenset(selection.topics),
-                groups=frozenset(selection.groups),
+                selection=selection,
                 principal=access.principal,
-                wait_for_data=options.run.pace.speed != 1,
+                wait_for_data=options.pace.speed != 1,
             ),
         )
         counts["steps"] = len(plan.steps)
@@ -116,7 +112,8 @@ def _session_options(
     from kdissect.replay.running.session import SessionOptions
 
     return SessionOptions(
-        run=speed.run_options(),
+        pace=speed.parsed_pace(),
+        answer_timeout_s=speed.timeout_s(),
         translate=compared.translate_options(),
         table=load_fields(compared.rules or (), is_strict=compared.strict),
         makes_topics=guard.create_topics,
@@ -153,7 +150,7 @@ def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: 
     from kdissect.replay.output.console import print_plan, wide_console
     from kdissect.replay.target.guard import effects_of
 
-    pace = options.run.pace
+    pace = options.pace
     if dry_run:
         renames = options.translate.renames
         effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)

@@ -13,7 +13,7 @@ from kdissect.cli.verbs import OptionGroup
 
 if TYPE_CHECKING:
     from kdissect.replay.model import TranslateOptions
-    from kdissect.replay.running.runner import RunOptions
+    from kdissect.replay.planning.plan import Pace
     from kdissect.replay.target.connection import Access
 
 
@@ -40,16 +40,19 @@ class SpeedOptions(OptionGroup):
     max_gap: str | None = None
     timeout: str = "30s"
 
-    def run_options(self) -> RunOptions:
-        """Return the pace and the limits of a run; raises BadParameter."""
+    def parsed_pace(self) -> Pace:
+        """Return the pace; raises BadParameter."""
         from kdissect.replay.planning.plan import parse_pace, parse_span
-        from kdissect.replay.running.runner import RunOptions
 
         if self.max_gap is not None:
             checked("--max-gap", parse_span, self.max_gap)
-        pace = parse_pace(self.pace, self.max_gap)
-        timeout_s = checked("--timeout", parse_span, self.timeout)
-        return RunOptions(pace, timeout_s)
+        return parse_pace(self.pace, self.max_gap)
+
+    def timeout_s(self) -> float:
+        """Return the longest wait for an answer; raises BadParameter."""
+        from kdissect.replay.planning.plan import parse_span
+
+        return checked("--timeout", parse_span, self.timeout)
 
 
 @dataclass(frozen=True)

@@ -217,51 +217,45 @@ def parse_rules(text: str, source: str, *, is_own: bool = False) -> list[FieldRu
     ]
 
 
-_KNOWN = frozenset(
-    {
-        "name", "kind", "path", "entity", "why", "apis", "where", "key", "captured", "answered",
-        "absolute", "relative", "several_brokers", "racing",
-    }
-)  # fmt: skip
-
-
 def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
-    unknown = set(row) - _KNOWN
-    if unknown:
-        raise RuleError(f"{place}: {sorted(unknown)[0]!r} is no field of a rule")
-    given = row.get("path")
-    paths = (given,) if isinstance(given, str) else tuple(given or ())
-    for name, value in (("name", row.get("name")), ("path", paths or row.get("entity"))):
-        if not value:
-            raise RuleError(f"{place}: {name} is missing")
+    row = dict(row)
+    path, name = row.pop("path", ()), row.pop("kind", None)
     try:
-        kind = FieldKind(row.get("kind"))
+        kind = FieldKind(name)
     except ValueError:
         every = ", ".join(each.value for each in FieldKind)
-        raise RuleError(f"{place}: kind {row.get('kind')!r} is none of {every}") from None
-    if kind is FieldKind.TOLERANCE and not (row.get("absolute") or row.get("relative")):
-        raise RuleError(f"{place}: a tolerance is absolute or relative")
-    if kind is FieldKind.EQUAL_MODULO and not {"captured", "answered"} & row.keys():
-        raise RuleError(f"{place}: captured or answered is missing")
-    if kind is FieldKind.UNORDERED and not row.get("key"):
-        raise RuleError(f"{place}: key is missing")
-    return FieldRule(
-        name=row["name"],
+        raise RuleError(f"{place}: kind {name!r} is none of {every}") from None
+    rule = FieldRule(
+        name=row.pop("name", ""),
         kind=kind,
-        paths=paths,
-        why=row.get("why", ""),
-        entity=row.get("entity", ""),
-        apis=frozenset(_api_name(name, place) for name in row.get("apis", [])),
-        where=tuple((name, _pattern(text, place)) for name, text in row.get("where", {}).items()),
-        key=tuple(tuple(each.split("|")) for each in row.get("key", ())),
-        captured=frozenset(map(told, row.get("captured", ()))),
-        answered=frozenset(map(told, row.get("answered", ()))),
-        absolute=float(row.get("absolute", 0)),
-        relative=float(row.get("relative", 0)),
-        needs_brokers=bool(row.get("several_brokers", False)),
-        needs_race=bool(row.get("racing", False)),
+        paths=(path,) if isinstance(path, str) else tuple(path),
+        why=row.pop("why", ""),
+        entity=row.pop("entity", ""),
+        apis=frozenset(_api_name(name, place) for name in row.pop("apis", ())),
+        where=tuple((name, _pattern(text, place)) for name, text in row.pop("where", {}).items()),
+        key=tuple(tuple(each.split("|")) for each in row.pop("key", ())),
+        captured=frozenset(map(told, row.pop("captured", ()))),
+        answered=frozenset(map(told, row.pop("answered", ()))),
+        absolute=float(row.pop("absolute", 0)),
+        relative=float(row.pop("relative", 0)),
+        needs_brokers=bool(row.pop("several_brokers", False)),
+        needs_race=bool(row.pop("racing", False)),
         is_own=is_own,
     )
+    wrong = {
+        f"{next(iter(row), '')!r} is no field of a rule": bool(row),
+        "name is missing": not rule.name,
+        "path is missing": not rule.paths and not rule.entity,
+        "a tolerance is absolute or relative": kind is FieldKind.TOLERANCE
+        and not (rule.absolute or rule.relative),
+        "captured or answered is missing": kind is FieldKind.EQUAL_MODULO
+        and not (rule.captured or rule.answered),
+        "key is missing": kind is FieldKind.UNORDERED and not rule.key,
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise RuleError(f"{place}: {text}")
+    return rule
 
 
 def told(value: Any) -> str:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from kdissect.errors import Error
+from kdissect.pipeline.selection import Selection
 
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
@@ -32,7 +33,7 @@ ANONYMOUS_PRINCIPAL = "User:ANONYMOUS"  # Kafka's principal of a client without 
 class Exchange:
     """A captured request with its response, or a request alone.
 
-    connection: number of its connection in the workload. index: its place there.
+    connection: place of its connection in the workload. index: its own place there.
     request, response: frames; None where it was not captured whole, or cannot be rebuilt, and then
         `request_missing` / `response_missing` says why in one clause ("" where none was due).
     expects_response: False for Produce with acks 0.
@@ -78,7 +79,6 @@ class Connection:
     """
 
     connection_id: int
-    number: int
     client: tuple[str, int]
     broker: tuple[str, int]
     node_id: int | None = None
@@ -126,7 +126,6 @@ class Workload:
 
     source: description of the input, for people. kind: "capture" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
-    chosen: ids of the exchanges that the user's selection lets through; None for all.
     """
 
     source: str
@@ -134,7 +133,6 @@ class Workload:
     connections: list[Connection]
     facts: WorkloadFacts
     notes: list[str] = field(default_factory=list)
-    chosen: frozenset[int] | None = None
 
     def exchanges(self) -> Iterator[Exchange]:
         for connection in self.connections:
@@ -207,9 +205,6 @@ class Step:
         sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
     blocks: the answer may wait for other steps (Fetch with max_wait, JoinGroup, SyncGroup).
-    needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
-        does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
-        runner's own behind it, answered, says that it is done: only then it is complete.
     is_racing: it reads what another request was changing at that moment; either order is right.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
@@ -224,7 +219,6 @@ class Step:
     at_ns: int
     expects_response: bool
     blocks: bool = False
-    needs_fence: bool = False
     is_racing: bool = False
     awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None
@@ -241,18 +235,15 @@ class Step:
 class PlanOptions:
     """Options of a plan: which requests of a workload to replay, and how strictly in order.
 
-    allow: writing classes that may be sent. apis: when not empty, only these API keys (-1: raw SASL
-        tokens). topics, groups: when not empty, only these names, or what patterns with
-        * and ? match.
+    allow: writing classes that may be sent. selection: only requests of its APIs, clients, topics
+        and groups.
     principal: of the replay at the target; "" if unknown.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
         even when they came while it waited at the broker (for paces other than the recorded).
     """
 
     allow: frozenset[str] = frozenset()
-    apis: frozenset[int] = frozenset()
-    topics: frozenset[str] = frozenset()
-    groups: frozenset[str] = frozenset()
+    selection: Selection = field(default_factory=Selection)
     principal: str = ""
     wait_for_data: bool = False
 

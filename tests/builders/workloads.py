@@ -115,7 +115,7 @@ def workload(*connections: list[Exchange]) -> Workload:
     for number, exchanges in enumerate(connections):
         for index, each in enumerate(exchanges):
             each.connection, each.index = number, index
-        made.append(Connection(number, number, ("c", number), ("b", 9092), exchanges=exchanges))
+        made.append(Connection(number, ("c", number), ("b", 9092), exchanges=exchanges))
     return Workload("test", "capture", made, WorkloadFacts())
 
 

@@ -61,7 +61,7 @@ class PlanMaker:
         while len(self.connections) <= connection:
             number = len(self.connections)
             self.connections.append(
-                Connection(number, number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092))
+                Connection(number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092))
             )
         number, at_ns = len(self.steps), int(at_ms * MS)
         owner = self.connections[connection]

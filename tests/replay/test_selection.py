@@ -6,6 +6,7 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.selection import Selection
+from kdissect.replay.model import PlanOptions
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
@@ -15,7 +16,8 @@ PATH = CAPTURES / "librdkafka.pcap"
 
 
 def sent_exchanges(path: Path, *clients: str) -> set[int]:
-    steps = make_plan(load_workload(path, clients=clients)).steps
+    options = PlanOptions(selection=Selection(clients=clients))
+    steps = make_plan(load_workload(path), options).steps
     return {step.exchange.exchange_id for step in steps if step.skipped is None}
 
 

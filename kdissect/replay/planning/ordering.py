@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import NamedTuple
@@ -93,69 +93,59 @@ _CIRCLE = (
 
 
 class _Append(NamedTuple):
-    """A Produce to one log."""
+    """A Produce to one log; offset: of its first record, -1 unknown."""
 
+    offset: int
     step: int
     records: int
 
 
-class _Frontier:
-    """Steps that a new request on a resource has to wait for: of each mode, the last of each
-    connection."""
+class _Users:
+    """The steps that use a resource at one moment of the capture.
 
-    __slots__ = ("_held",)
+    open: those without a response yet. seen: of each mode and connection the last one with it.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Mode, int], int] = {}
-
-    def waits(self, mode: Mode) -> list[int]:
-        return [number for (held, _), number in self._held.items() if held in _WAITED_FOR[mode]]
-
-    def answered(self, step: Step, mode: Mode, waited_for: set[int]) -> None:
-        """Who waits for this step need not wait for those that it waited for. Only a write speaks
-        for steps of every mode: adds do not wait for an add, nor reads for a read."""
-        if mode is Mode.READ_NO_BLOCK:
-            return
-        for key, number in list(self._held.items()):
-            if number in waited_for and mode in (Mode.WRITE, key[0]):
-                del self._held[key]
-        self._held[mode, step.connection] = step.number
+        self.open: dict[int, Mode] = {}
+        self.seen: dict[tuple[Mode, int], int] = {}
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
-    """Set `depends_on`, `follows`, `needs_fence`, `is_racing` and `awaits` of a plan's steps.
+    """Set `depends_on`, `follows`, `is_racing` and `awaits` of a plan's steps.
 
     start_ns: the time of the first step.
     """
-    _Ordering(plan).run(start_ns)
+    _Ordering(plan, start_ns).run()
     _mark_groups(plan.steps)
     _mark_transactions(plan.steps)
 
 
 class _Ordering:
-    """hard, soft, follows: by step, the steps that it waits for."""
+    """hard, soft, follows: by step, the steps that it waits for. seen_ns: when a client had the
+    response; of a request without one, just after it was sent."""
 
-    def __init__(self, plan: ReplayPlan) -> None:
+    def __init__(self, plan: ReplayPlan, start_ns: int) -> None:
         self.plan, self.steps = plan, plan.steps
         self.names = CapturedTopics(plan.workload.facts)
         self.active = [step for step in plan.steps if step.skipped is None]
         self.hard: list[set[int]] = [set() for _ in plan.steps]
         self.soft: list[set[int]] = [set() for _ in plan.steps]
         self.follows: list[set[int]] = [set() for _ in plan.steps]
-        self.seen_ns: dict[int, int] = {}  # when a client had the response
-        # Produce with acks 0 that another request followed in a log: it was done before that one,
-        # some time after it was sent
-        self.placed: set[tuple[int, Resource]] = set()
-
-    def run(self, start_ns: int) -> None:
+        self.seen_ns: dict[int, int] = {}
         for step in self.active:
             exchange = step.exchange
-            if not step.expects_response:
-                self.seen_ns[step.number] = step.at_ns + 1  # complete when sent
-            elif exchange.response_time_ns >= 0:
+            if exchange.response_time_ns >= 0 or not step.expects_response:
                 end_ns = max(exchange.response_time_ns, exchange.response_end_time_ns)
                 # after the request, however clocks ran
                 self.seen_ns[step.number] = max(end_ns - start_ns, step.at_ns + 1)
+        # Produce with acks 0 that another request followed in a log: it was done before that one,
+        # some time after it was sent
+        self.placed: set[tuple[int, Resource]] = set()
+        self._users: defaultdict[Resource, _Users] = defaultdict(_Users)
+        self._last_seen: dict[int, int] = {}  # connection -> step answered last
+
+    def run(self) -> None:
         logs = self._logs()
         self._keep_log_order(logs)
         self._sweep()
@@ -166,10 +156,6 @@ class _Ordering:
             mine = self.hard[step.number] | self.soft[step.number]
             step.depends_on = tuple(sorted(mine))
             step.follows = tuple(sorted(self.follows[step.number] - mine))
-            for number in step.depends_on:
-                other = self.steps[number]
-                if not other.expects_response and other.connection != step.connection:
-                    other.needs_fence = True
 
     # -- what events show -----------------------------------------------------------------------
 
@@ -178,11 +164,6 @@ class _Ordering:
         # at equal times, a seen response comes before a sent request
         events = [(step.at_ns, True, step.number) for step in self.active]
         events += [(at_ns, False, number) for number, at_ns in self.seen_ns.items()]
-        frontiers: dict[Resource, _Frontier] = defaultdict(_Frontier)
-        last_seen: dict[int, int] = {}  # connection -> step answered last
-        waiting: dict[Resource, set[int]] = defaultdict(set)  # open JoinGroup and SyncGroup
-        open_accesses: dict[Resource, dict[int, Mode]] = defaultdict(dict)
-        spoken_for: dict[int, set[int]] = {}  # what an open step waits for, also through others
         announced_ns = -_ANNOUNCE_NS  # when topics or partitions were made or deleted last
         for at_ns, is_request, number in sorted(events):
             step = self.steps[number]
@@ -191,29 +172,47 @@ class _Ordering:
                 announced_ns = at_ns
             elif api_key in _SHOWS_TOPICS:
                 step.is_racing |= at_ns - announced_ns < _ANNOUNCE_NS
-            if not is_request:
-                waited_for = spoken_for.pop(number)
-                for resource, mode in step.accesses:
-                    open_accesses[resource].pop(number, None)
-                    if (number, resource) not in self.placed:
-                        frontiers[resource].answered(step, mode, waited_for)
-                    if resource in waiting:
-                        waiting[resource].discard(number)
-                if step.expects_response:
-                    last_seen[step.connection] = number
+            if is_request:
+                self._sent(step)
+            else:
+                self._answered(step)
+
+    def _sent(self, step: Step) -> None:
+        waits = set[int]()
+        for resource, mode in step.accesses:
+            users = self._users[resource]
+            waits.update(
+                number
+                for (other, connection), number in users.seen.items()
+                if other in _WAITED_FOR[mode] and connection != step.connection
+            )
+            for number, other in users.open.items():
+                one = self.steps[number]
+                if (mode in _READS) != (other in _READS):
+                    (step if mode in _READS else one).is_racing = True
+                if resource[0] == "group" and one.exchange.api_key in _WAITS_FOR_MEMBERS:
+                    self.follows[step.number].add(number)
+            users.open[step.number] = mode
+        if step.connection in self._last_seen:
+            waits.add(self._last_seen[step.connection])
+        # of the steps of one connection the last is enough: brokers answer in order
+        last = {self.steps[number].connection: number for number in sorted(waits)}
+        self.hard[step.number].update(last.values())
+
+    def _answered(self, step: Step) -> None:
+        for resource, mode in step.accesses:
+            users = self._users[resource]
+            users.open.pop(step.number, None)
+            if (step.number, resource) in self.placed:
                 continue
-            waits = self.hard[number]
-            if step.connection in last_seen:
-                waits.add(last_seen[step.connection])
-            for resource, mode in step.accesses:
-                waits.update(frontiers[resource].waits(mode))
-                self._note_races(step, mode, open_accesses[resource])
-                if resource[0] == "group":
-                    self.follows[number] |= waiting.get(resource, set())
-                    if api_key in _WAITS_FOR_MEMBERS:
-                        waiting[resource].add(number)
-            spoken_for[number] = waits | self.soft[number]
-            self._thin(waits)
+            if mode is Mode.WRITE:  # it has waited for all that were answered before it was sent
+                for key, number in list(users.seen.items()):
+                    if self.seen_ns[number] <= step.at_ns:
+                        del users.seen[key]
+            if mode is not Mode.READ_NO_BLOCK:
+                users.seen[mode, step.connection] = step.number
+        if step.expects_response:
+            self._last_seen[step.connection] = step.number
 
     def _makes_topics(self, step: Step) -> bool:
         """Return whether a Metadata request makes the broker create topics some time after its
@@ -227,75 +226,51 @@ class _Ordering:
         missing = [each["name"] for each in told if each["error_code"] in NOT_MADE_YET]
         return any(name in facts and facts[name].first_time_ns >= 0 for name in missing)
 
-    def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
-        """A read and a write of one thing that were open at once."""
-        for number, other in others.items():
-            if (mode in _READS) != (other in _READS):
-                (step if mode in _READS else self.steps[number]).is_racing = True
-        others[step.number] = mode
-
-    def _thin(self, waits: set[int]) -> None:
-        """Of the steps of one connection the last is enough: brokers answer in order."""
-        last: dict[int, int] = {}
-        for each in sorted(waits):
-            if self.steps[each].expects_response:
-                if (before := last.get(self.steps[each].connection)) is not None:
-                    waits.discard(before)
-                last[self.steps[each].connection] = each
-
     # -- what only responses show ---------------------------------------------------------------
 
     def _logs(self) -> dict[Resource, list[tuple[int, int]]]:
-        """(base offset, step) of each Produce, by log, in the order of offsets.
-
-        No response shows the offsets of a Produce with acks 0. Its records fill the first large
-        enough gap between those of others that ends at a request answered later.
-        """
-        written: dict[Resource, dict[int, _Append]] = defaultdict(dict)
-        silent: dict[Resource, list[_Append]] = defaultdict(list)
+        """(base offset, step) of each Produce, by log, in the order of offsets."""
+        known: defaultdict[Resource, list[_Append]] = defaultdict(list)
+        silent: defaultdict[Resource, list[_Append]] = defaultdict(list)
         for step in self.active:
             if step.exchange.api_key != ApiKey.PRODUCE:
                 continue
             request, response = bodies(step.exchange)
-            appends: dict[Resource, _Append] = {}
+            offsets = {
+                log: partition["base_offset"]
+                for log, partition in self.names.logs(response)
+                if partition["error_code"] == 0
+            }
             for log, partition in self.names.logs(request):
-                counts = [
-                    max(each.record_count, 0) for each in headers(partition["records"] or b"")
-                ]
-                appends["log", *log] = _Append(step.number, sum(counts))
-            if not step.expects_response:
-                for resource, append in appends.items():
-                    silent[resource].append(append)
-            for log, partition in self.names.logs(response):
-                if partition["error_code"] == 0 and partition["base_offset"] >= 0:
-                    append = appends.get(("log", *log), _Append(step.number, 0))
-                    written["log", *log].setdefault(partition["base_offset"], append)
-        for resource, appends_of_log in silent.items():
-            self._place(written[resource], appends_of_log)
+                records = sum(each.record_count for each in headers(partition["records"] or b""))
+                append = _Append(offsets.get(log, -1), step.number, records)
+                if not step.expects_response:
+                    silent["log", *log].append(append)
+                elif append.offset >= 0:
+                    known["log", *log].append(append)
         return {
-            log: [(offset, each.step) for offset, each in sorted(appends_of_log.items())]
-            for log, appends_of_log in written.items()
+            log: sorted(each[:2] for each in (*known[log], *self._placed(known[log], silent[log])))
+            for log in known.keys() | silent.keys()
         }
 
-    def _place(self, written: dict[int, _Append], silent: list[_Append]) -> None:
-        """Put requests that nobody answered into the gaps of a log, in their order."""
-        gaps: list[list[int]] = []  # first offset, end, the step that wrote at the end
+    def _placed(self, known: list[_Append], silent: list[_Append]) -> Iterator[_Append]:
+        """No response shows the offsets of a Produce with acks 0. Its records fill the first large
+        enough gap between those of others that ends at a request answered later."""
+        gaps: list[list[int]] = []  # first offset, end, when the request behind it was answered
         at = 0
-        for offset, append in sorted(written.items()):
+        for offset, number, records in sorted(known):
             if offset > at:
-                gaps.append([at, offset, append.step])
-            at = max(at, offset + append.records)
-        for append in silent:
+                gaps.append([at, offset, self.seen_ns[number]])
+            at = max(at, offset + records)
+        for _, number, records in silent:
             for gap in gaps:
-                start, end, after = gap
-                is_early = self.steps[append.step].at_ns < self.seen_ns.get(after, -1)
-                if append.records and is_early and end - start >= append.records:
-                    written[start] = append
-                    gap[0] += append.records
+                start, end, until_ns = gap
+                if start + records <= end and self.steps[number].at_ns < until_ns:
+                    gap[0] += records
                     break
             else:  # behind all others
-                written[at] = append
-                at += max(append.records, 1)
+                start, at = at, at + records
+            yield _Append(start, number, records)
 
     def _keep_log_order(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
         for log, writers in logs.items():
@@ -305,7 +280,7 @@ class _Ordering:
                     self.placed.add((before, log))
                 if self.steps[before].connection == self.steps[after].connection:
                     continue  # the connection keeps them in order
-                if is_silent or self.seen_ns.get(before, -1) > self.steps[after].at_ns:
+                if is_silent or self.seen_ns[before] > self.steps[after].at_ns:
                     self.soft[after].add(before)
 
     def _wait_for_data(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
@@ -324,14 +299,23 @@ class _Ordering:
     # -- circles --------------------------------------------------------------------------------
 
     def _drop_circles(self) -> None:
-        """Drop soft orders that would make steps wait for each other in a circle."""
+        """Drop soft orders that would make steps wait for each other in a circle; then either step
+        may come first."""
         waits = self._waits() if any(self.soft) else {}
         while True:
             try:
                 return TopologicalSorter(waits).prepare()
             except CycleError as error:
-                for before, after in pairwise(error.args[1]):
-                    self._drop(before, after, waits)
+                circle = error.args[1]
+            for before, after in pairwise(circle):
+                first, second = before >> 1, after >> 1
+                is_soft = first in self.soft[second] - self.hard[second]
+                if is_soft and before & 1 and not after & 1:
+                    waits[after].discard(before)
+                    self.soft[second].discard(first)
+                    self.steps[first].is_racing = self.steps[second].is_racing = True
+            if _CIRCLE not in self.plan.notes:
+                self.plan.notes.append(_CIRCLE)
 
     def _waits(self) -> dict[int, set[int]]:
         """What each event waits for. A step n has two: it is sent (2n), and answered (2n + 1)."""
@@ -339,25 +323,13 @@ class _Ordering:
         last: dict[int, int] = {}  # of each connection
         for step in self.active:
             sent = step.number << 1
-            waits[sent] = {
-                each << 1 | 1 for each in self.hard[step.number] | self.soft[step.number]
-            }
+            waited_for = self.hard[step.number] | self.soft[step.number]
+            waits[sent] = {each << 1 | 1 for each in waited_for}
             waits[sent] |= {each << 1 for each in self.follows[step.number]}
             waits[sent] |= {last[step.connection]} if step.connection in last else set()
             waits[sent | 1] = {sent}
             last[step.connection] = sent
         return waits
-
-    def _drop(self, before: int, after: int, waits: dict[int, set[int]]) -> None:
-        """Let an event not wait for another, if the order is soft; then either may come first."""
-        first, second = before >> 1, after >> 1
-        if after & 1 or not before & 1 or first not in self.soft[second] - self.hard[second]:
-            return
-        waits[after].discard(before)
-        self.soft[second].discard(first)
-        self.steps[first].is_racing = self.steps[second].is_racing = True
-        if _CIRCLE not in self.plan.notes:
-            self.plan.notes.append(_CIRCLE)
 
 
 # -- what ran out of time -------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from kdissect.codec.message import Message, encode_message
@@ -33,11 +34,11 @@ from kdissect.replay.model import (
     PRODUCE,
     READ,
     TRANSACTIONS,
+    Connection,
     Exchange,
     OptionError,
     PlanOptions,
     ReplayPlan,
-    ResourceAccess,
     SkipCode,
     Skipped,
     Step,
@@ -75,22 +76,40 @@ _NOT_PERMITTED = frozenset(
 
 def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
     options = options or PlanOptions()
-    times = _times(workload)
-    order = sorted(
-        workload.exchanges(),
-        key=lambda each: (times[each.connection][each.index], each.connection, each.index),
-    )
-    lanes: list[list[int]] = [[] for _ in workload.connections]
-    start_ns = times[order[0].connection][order[0].index] if order else 0
-    plan = ReplayPlan(workload, options, [], lanes)
+    timed = [
+        (at_ns, exchange)
+        for connection in workload.connections
+        for at_ns, exchange in zip(_times(connection), connection.exchanges, strict=True)
+    ]
+    timed.sort(key=itemgetter(0))
+    start_ns = timed[0][0] if timed else 0
+    plan = ReplayPlan(workload, options, [], [[] for _ in workload.connections])
     accesses = ResourceAccesses(workload.facts)
     refused = 0
-    for number, captured in enumerate(order):
+    for number, (at_ns, captured) in enumerate(timed):
         exchange, count = _without_refused(captured)
         refused += count
-        at_ns = times[exchange.connection][exchange.index] - start_ns
-        plan.steps.append(_step(plan, number, exchange, at_ns, accesses))
-        lanes[exchange.connection].append(number)
+        step_class = class_of(exchange)
+        found = () if exchange.internal_reason else accesses.of(exchange)
+        step = Step(
+            number=number,
+            connection=exchange.connection,
+            exchange=exchange,
+            api_name=api_name(exchange.api_key),
+            step_class=step_class,
+            at_ns=at_ns - start_ns,
+            expects_response=exchange.expects_response,
+            blocks=exchange.api_key in _BLOCKING_APIS,
+            accesses=found,
+        )
+        step.skipped = (
+            _not_a_clients(exchange)
+            or _not_allowed(step, options)
+            or _refused(step, plan)
+            or _filtered(step, plan)
+        )
+        plan.steps.append(step)
+        plan.lanes[exchange.connection].append(number)
     if refused:
         plan.notes.append(
             f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
@@ -100,38 +119,9 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     return plan
 
 
-def _times(workload: Workload) -> list[list[int]]:
-    """When each request was sent, never before the one ahead of it on its connection."""
-    return [
-        list(accumulate((each.request_time_ns for each in connection.exchanges), max))
-        for connection in workload.connections
-    ]
-
-
-def _step(
-    plan: ReplayPlan, number: int, exchange: Exchange, at_ns: int, accesses: ResourceAccesses
-) -> Step:
-    workload, step_class = plan.workload, class_of(exchange)
-    principal = workload.connections[exchange.connection].principal
-    found = () if exchange.internal_reason else accesses.of(exchange)
-    skipped = (
-        _not_a_clients(exchange)
-        or _not_allowed(exchange, step_class, plan.options)
-        or _refused(exchange, step_class, principal, plan.options.principal)
-        or _filtered(exchange, found, plan)
-    )
-    return Step(
-        number=number,
-        connection=exchange.connection,
-        exchange=exchange,
-        api_name=api_name(exchange.api_key),
-        step_class=step_class,
-        at_ns=at_ns,
-        expects_response=exchange.expects_response,
-        blocks=exchange.api_key in _BLOCKING_APIS,
-        skipped=skipped,
-        accesses=found,
-    )
+def _times(connection: Connection) -> Iterator[int]:
+    """When each request was sent, never before the one ahead of it."""
+    return accumulate((each.request_time_ns for each in connection.exchanges), max)
 
 
 # -- requests that are not sent -------------------------------------------------------------------
@@ -157,20 +147,22 @@ def _not_a_clients(exchange: Exchange) -> Skipped | None:
     return None
 
 
-def _not_allowed(exchange: Exchange, step_class: str, options: PlanOptions) -> Skipped | None:
-    needed = [] if step_class == READ else [step_class]
-    if step_class == TRANSACTIONS and exchange.api_key == ApiKey.PRODUCE:
+def _not_allowed(step: Step, options: PlanOptions) -> Skipped | None:
+    needed = [] if step.step_class == READ else [step.step_class]
+    if step.step_class == TRANSACTIONS and step.exchange.api_key == ApiKey.PRODUCE:
         needed = [PRODUCE, TRANSACTIONS]
     missing = ",".join(each for each in needed if each not in options.allow)
     return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {missing}") if missing else None
 
 
-def _refused(exchange: Exchange, step_class: str, principal: str, own: str) -> Skipped | None:
-    """own: the principal of the replay at the target, "" unknown."""
-    response = response_body(exchange)
-    if step_class != READ and are_refusals(exchange.api_key, set(error_codes(response))):
+def _refused(step: Step, plan: ReplayPlan) -> Skipped | None:
+    """A request that the captured broker refused without effect, or to another principal."""
+    response = response_body(step.exchange)
+    is_write = step.step_class != READ
+    if is_write and are_refusals(step.exchange.api_key, set(error_codes(response))):
         reason = "the captured broker was not ready, and the client asked again"
         return Skipped(SkipCode.NOT_READY, reason)
+    principal, own = plan.workload.connections[step.connection].principal, plan.options.principal
     if not principal or own in ("", principal):
         return None
     # those of elements, without those of fields: a created topic may lack its configs (KIP-525)
@@ -182,27 +174,24 @@ def _refused(exchange: Exchange, step_class: str, principal: str, own: str) -> S
     return Skipped(SkipCode.OTHER_PRINCIPAL, reason)
 
 
-def _filtered(
-    exchange: Exchange, accesses: tuple[ResourceAccess, ...], plan: ReplayPlan
-) -> Skipped | None:
-    """A request that the user's filters leave out; one that names no topic or group passes
-    those."""
-    chosen, options = plan.workload.chosen, plan.options
+def _filtered(step: Step, plan: ReplayPlan) -> Skipped | None:
+    """A request that the user's selection leaves out; one that names no topic or group passes
+    those filters."""
+    chosen, exchange = plan.options.selection, step.exchange
+    host, port = plan.workload.connections[step.connection].client
+    client = [exchange.client_id or "", host, f"{host}:{port}", f"[{host}]:{port}"]
     is_left_out = (
-        (chosen is not None and exchange.exchange_id not in chosen)
-        or (options.apis and exchange.api_key not in options.apis)
-        or not _has_names(accesses, ("topic", "log"), options.topics)
-        or not _has_names(accesses, ("group",), options.groups)
+        (chosen.apis and exchange.api_key not in chosen.apis)
+        or not _fits(client, chosen.clients)
+        or not _fits([*step.named("topic"), *step.named("log")], chosen.topics)
+        or not _fits(step.named("group"), chosen.groups)
     )
     reason = "the options choose other requests"
     return Skipped(SkipCode.FILTERED, reason) if is_left_out else None
 
 
-def _has_names(
-    accesses: tuple[ResourceAccess, ...], kinds: tuple[str, ...], wanted: frozenset[str]
-) -> bool:
-    named = {resource[1] for resource, _ in accesses if resource[0] in kinds} if wanted else set()
-    return not named or any(fits(name, wanted) for name in named)
+def _fits(names: list[str], wanted: tuple[str, ...]) -> bool:
+    return not wanted or not names or any(fits(name, wanted) for name in names)
 
 
 def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
@@ -220,24 +209,20 @@ def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
     refused = {log for log, code in answered.items() if are_refusals(ApiKey.PRODUCE, [code])}
     if not refused or len(refused) == len(answered):
         return exchange, 0
-
-    def is_kept(topic: Body, number: int) -> bool:
-        return (_topic(topic), number) not in refused
-
-    return replace(
+    shorter = replace(
         exchange,
-        request=_shorter(request, "topic_data", "partition_data", is_kept),
-        response=_shorter(response, "responses", "partition_responses", is_kept),
-    ), len(refused)
+        request=_without(request, "topic_data", "partition_data", refused),
+        response=_without(response, "responses", "partition_responses", refused),
+    )
+    return shorter, len(refused)
 
 
-def _shorter(
-    message: Message, topics: str, array: str, is_kept: Callable[[Body, int], bool]
-) -> bytes:
-    """The frame of a Produce message with only some partitions, and topics that have any."""
+def _without(message: Message, topics: str, array: str, refused: set[tuple[Any, int]]) -> bytes:
+    """The frame of a Produce message without some partitions, and topics that have no others."""
     shorter = []
     for topic in entries(message.body[topics]):
-        kept = [each for each in entries(topic[array]) if is_kept(topic, each["index"])]
+        name = _topic(topic)
+        kept = [each for each in entries(topic[array]) if (name, each["index"]) not in refused]
         shorter += [{**topic, array: kept}] if kept else []
     return encode_message(replace(message, body={**message.body, topics: shorter}))
 

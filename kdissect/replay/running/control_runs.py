@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.model import OptionError, ReplayPlan, TranslateOptions
@@ -21,7 +22,9 @@ from kdissect.replay.target.guard import Effects, Name, delete_names, effects_of
 from kdissect.replay.workload.messages import request_body
 from kdissect.text import visible
 
-TOPIC_NAME_MAX = 249  # Kafka's limit
+if TYPE_CHECKING:
+    from kdissect.replay.running.session import SessionOptions
+
 FEWEST = 2  # fewer control runs cannot differ from each other
 _REGEX = "subscribed_topic_regex"
 
@@ -30,28 +33,25 @@ _REGEX = "subscribed_topic_regex"
 class PlannedRun:
     """One of the runs of a replay.
 
-    effects: the names that it writes to. suffix: of these names. command: resets the cluster before
-    the run, "" none. existing: names of `effects` that were there before the run, with their data.
+    suffix: of the names that it writes to. effects: these names. existing: those that were there
+    before the run, with their data.
     """
 
     target: Target
     name: str
     translate: TranslateOptions
-    effects: Effects
     is_control: bool = False
     suffix: str = ""
-    command: str = ""
+    effects: Effects = field(default_factory=Effects)
     existing: dict[Name, str] = field(default_factory=dict)
 
-    async def reset(self) -> None:
+    async def reset(self, command: str) -> None:
         """Run the user's command to its end. Raises EnvironmentFailed if it fails."""
-        if not self.command:
-            return
         self.target.close()
         variables = {"KDISSECT_TARGET": str(self.target), "KDISSECT_RUN": self.name}
         with tempfile.TemporaryFile() as output:  # what it starts may keep the file open
             process = await asyncio.create_subprocess_shell(
-                self.command, stdout=output, stderr=output, env={**os.environ, **variables}
+                command, stdout=output, stderr=output, env={**os.environ, **variables}
             )
             code = await process.wait()
             output.seek(max(output.seek(0, os.SEEK_END) - 2000, 0))
@@ -70,28 +70,20 @@ class PlannedRun:
 
 
 def plan_runs(
-    plan: ReplayPlan,
-    target: Target,
-    against: Target | None,
-    translate: TranslateOptions,
-    *,
-    control_runs: int = 0,
-    command: str = "",
-    makes_topics: bool = False,
+    plan: ReplayPlan, target: Target, against: Target | None, options: SessionOptions
 ) -> list[PlannedRun]:
     """The runs in their order. Raises OptionError if they would see each other's data."""
-    reference = against or target
-    names = [f"control run {number} of {control_runs}" for number in range(1, control_runs + 1)]
+    reference, count, translate = against or target, options.control_runs, options.translate
+    names = [f"control run {number} of {count}" for number in range(1, count + 1)]
     if against is not None and not names:
         names = [f"the run against {against}"]
-    effects = effects_of(plan, makes_topics=makes_topics, renames=translate.renames)
-    runs = [
-        PlannedRun(reference, name, translate, effects, True, command=command) for name in names
-    ]
-    run = PlannedRun(target, "the run", translate, effects, command=command)
-    runs.insert((len(runs) + 1) // 2, run)
-    if control_runs and not command:
-        _keep_apart(plan, runs, makes_topics)
+    runs = [PlannedRun(reference, name, translate, is_control=True) for name in names]
+    runs.insert((len(runs) + 1) // 2, PlannedRun(target, "the run", translate))
+    if count and not options.reset:
+        _keep_apart(plan, runs, options.makes_topics)
+    for run in runs:
+        renames = run.translate.renames
+        run.effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
     return runs
 
 
@@ -103,15 +95,9 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
     for number, run in enumerate(runs, 1):
         run.suffix = f"-{started}-{number}"
         renames = dict(run.translate.renames)
-        for kind, name in effects.all():
-            new = f"{renames.get((kind, name), name)}{run.suffix}"
-            if kind == "topic" and len(new) > TOPIC_NAME_MAX:
-                raise OptionError(
-                    f"topic {visible(name)}: too long for a suffix in each run; give --reset"
-                )
-            renames[kind, name] = new
+        for of_plan in effects.all():
+            renames[of_plan] = f"{renames.get(of_plan, of_plan[1])}{run.suffix}"
         run.translate = replace(run.translate, renames=renames)
-        run.effects = effects_of(plan, makes_topics=makes_topics, renames=renames)
 
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
@@ -88,7 +88,6 @@ class Members:
         self._plan, self._translator, self._lanes, self._ask = plan, translator, lanes, ask
         self._members: dict[Member, _Joined] = {}
         self._joining: dict[int, tuple[str, int]] = {}  # JoinGroup step -> group, late from
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def sent(self, outcome: Outcome) -> None:
         """A request has gone out."""
@@ -151,25 +150,20 @@ class Members:
 
     async def keep(self, now: Callable[[], int]) -> None:
         """Until cancelled: keep sessions, and let members join again beside a late JoinGroup."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            late = {group for group, from_ns in self._joining.values() if now() > from_ns}
-            for member, joined in self._present({group for group, _ in self._members}):
-                if not joined.is_classic:
-                    continue
-                if member[0] in late:
-                    self._start(joined, self._join_again(member, joined))
-                elif self._is_silent(joined, now()):
-                    joined.heard_ns = now()
-                    self._start(joined, self._keep_session(joined))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(CHECK_S)
+                late = {group for group, from_ns in self._joining.values() if now() > from_ns}
+                for member, joined in self._present({group for group, _ in self._members}):
+                    if not joined.is_classic:
+                        continue
+                    if member[0] in late:
+                        tasks.create_task(self._busy(joined, self._join_again(member, joined)))
+                    elif self._is_silent(joined, now()):
+                        joined.heard_ns = now()
+                        tasks.create_task(self._busy(joined, self._keep_session(joined)))
 
-    def _start(self, joined: _Joined, work: Coroutine[Any, Any, None]) -> None:
-        joined.is_busy = True
-        task = asyncio.get_running_loop().create_task(self._done_with(joined, work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _done_with(self, joined: _Joined, work: Coroutine[Any, Any, None]) -> None:
+    async def _busy(self, joined: _Joined, work: Coroutine[None, None, None]) -> None:
         joined.is_busy = True
         try:
             with suppress(ConnectFailed, Error):
@@ -177,16 +171,11 @@ class Members:
         finally:
             joined.is_busy = False
 
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
     def _present(self, groups: set[str]) -> Iterator[tuple[Member, _Joined]]:
         """Members of groups whose clients are there and that nothing is being sent for."""
         for member, joined in list(self._members.items()):
-            if member[0] not in groups or joined.is_busy:
-                continue
-            if not self._lanes[joined.join.connection].is_over:
+            is_there = not self._lanes[joined.join.connection].is_over
+            if is_there and member[0] in groups and not joined.is_busy:
                 yield member, joined
 
     def _is_silent(self, joined: _Joined, now: int) -> bool:
@@ -202,19 +191,16 @@ class Members:
         if step.exchange.api_key in REJOINING_APIS:
             joined = self._members.get(own)
             if joined is not None and not joined.is_busy:
-                await self._done_with(joined, self._follow(own, joined, step))
+                syncs = step.exchange.api_key != ApiKey.SYNC_GROUP
+                if joined.is_classic:
+                    await self._busy(joined, self._join_again(own, joined, syncs))
+                else:
+                    await self._busy(joined, self._heartbeat(own, joined))
             return
         for member, joined in self._present(set(step.named("group"))):
             is_own = member == own and step.exchange.api_key in MEMBER_HEARTBEATS
             if not joined.is_classic and not is_own:
-                await self._done_with(joined, self._heartbeat(member, joined))
-
-    async def _follow(self, member: Member, joined: _Joined, step: Step) -> None:
-        if not joined.is_classic:
-            await self._heartbeat(member, joined)
-        else:
-            is_sync = step.exchange.api_key == ApiKey.SYNC_GROUP
-            await self._join_again(member, joined, syncs=not is_sync)
+                await self._busy(joined, self._heartbeat(member, joined))
 
     async def _join_again(self, member: Member, joined: _Joined, syncs: bool = True) -> None:
         """syncs: whether a SyncGroup follows; if not, the member's lane sends it."""

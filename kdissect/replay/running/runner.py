@@ -62,19 +62,6 @@ NOT_WAITED = "the connection was ended without the answer, as the client did"
 GRACE_S = 1.0
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run.
-
-    pace: when to send.
-    answer_timeout_s: how long to wait for a response. For requests that wait at the broker, the
-    captured latency is added.
-    """
-
-    pace: Pace = field(default_factory=Pace)
-    answer_timeout_s: float = 30.0
-
-
 @dataclass(slots=True)
 class LinkRecord:
     """Addresses and times of a connection to the target. Times in ns since the run's start."""
@@ -97,9 +84,9 @@ class RunResult:
     """
 
     outcomes: list[Outcome]
-    attempts: list[Attempt]
-    links: list[LinkRecord]
-    start_time_ns: int
+    attempts: list[Attempt] = field(default_factory=list)
+    links: list[LinkRecord] = field(default_factory=list)
+    start_time_ns: int = 0
     elapsed_ns: int = 0
     ended: str = ""
     is_interrupted: bool = False
@@ -114,15 +101,15 @@ class Lane:
     """A captured connection.
 
     numbers: of its steps, in order. pos: of the one that it sends next. links: its connections to
-    the target. last: the exchange that it has sent last. again: how many of its requests are being
-    sent again. timeouts: how many answers in a row did not come.
+    the target. last: the exchange that it has sent last. turn: who may send: while a request is
+    sent again, no other. timeouts: how many answers in a row did not come.
     """
 
     numbers: list[int]
     pos: int = 0
     links: Links = field(default_factory=dict)
     last: asyncio.Task[None] | None = None
-    again: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     timeouts: int = 0
 
     @property
@@ -133,31 +120,42 @@ class Lane:
 
 def not_begun(plan: ReplayPlan, reason: str) -> RunResult:
     """The result of a run that never began: every step that would have been sent has an error."""
-    outcomes = [
-        Outcome(step, skipped=step.skipped)
-        if step.skipped is not None
-        else Outcome(step, error=f"not sent: {reason}")
-        for step in plan.steps
-    ]
-    return RunResult(outcomes, [], [], time.time_ns(), ended=reason)
+    result = RunResult(_outcomes(plan), start_time_ns=time.time_ns(), ended=reason)
+    for outcome in result.outcomes:
+        if outcome.skipped is None:
+            outcome.error = f"not sent: {reason}"
+    return result
+
+
+def _outcomes(plan: ReplayPlan) -> list[Outcome]:
+    return [Outcome(step, skipped=step.skipped) for step in plan.steps]
 
 
 class Runner:
-    """One run of a plan against one target; `run` once."""
+    """One run of a plan against one target; `run` once.
+
+    answer_timeout_s: how long to wait for a response. For requests that wait at the broker, the
+    captured latency is added. left: the number of steps that are not complete.
+    """
 
     def __init__(
-        self, plan: ReplayPlan, translator: Translator, target: Target, options: RunOptions
+        self,
+        plan: ReplayPlan,
+        translator: Translator,
+        target: Target,
+        pace: Pace,
+        answer_timeout_s: float = 30.0,
     ) -> None:
-        self.plan, self.translator, self.target, self.options = plan, translator, target, options
+        self.plan, self.translator, self.target, self.pace = plan, translator, target, pace
+        self.answer_timeout_s = answer_timeout_s
         self.sent_count = self.answered_count = 0
-        self.outcomes: list[Outcome | None] = [None] * len(plan.steps)
-        self._attempts: list[Attempt] = []
-        self._left = set(range(len(plan.steps)))  # steps that are not complete
+        self.left = len(plan.steps)
+        self.result = RunResult(_outcomes(plan))
         loop = asyncio.get_running_loop()
         # by step: done when it was sent, and when it is complete
         self._sent: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
         self._done: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
-        self._due = schedule(plan, options.pace)
+        self._due = schedule(plan, pace)
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
         self._connections = Connections(target.address, target.access)
         self._patience = Patience()
@@ -165,20 +163,14 @@ class Runner:
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._open: dict[asyncio.Task[None], Outcome] = {}
         self._timeouts = 0
-        self._ended, self._is_interrupted = "", False
         self._over = asyncio.Event()
         self._began_ns = 0
-
-    @property
-    def left(self) -> int:
-        """The number of steps that are not complete."""
-        return len(self._left)
 
     def activity(self) -> str:
         """Return the run's work at the moment, for people. Another thread may call it."""
         where = f"replay to {self.target}"
         if not self.left or self._over.is_set():
-            return f"{where}: comparing {plural(len(self.outcomes), 'answer')}"
+            return f"{where}: comparing {plural(len(self.plan.steps), 'answer')}"
         text = f"{where}: {self.sent_count} sent, {self.answered_count} answered, {self.left} left"
         waiting = [each for each in tuple(self._open.values()) if each.answer is None]
         if waiting:
@@ -194,41 +186,34 @@ class Runner:
     async def run(self) -> RunResult:
         """Play the plan; the result has an outcome for every step, however the run ends."""
         allow_many_files()
-        gc.collect()
         gc.freeze()  # the plan is large and stays: no pause to look through it
-        gc.disable()
         try:
             # times count from the first due step; what has to be open by then is opened before
-            lead_ns = 0 if self.options.pace.is_max else CONNECT_AHEAD_NS
-            self._began_ns = time.monotonic_ns() + lead_ns
-            start_time_ns = time.time_ns() + lead_ns
+            lead_ns = 0 if self.pace.is_max else CONNECT_AHEAD_NS
+            self._began_ns = began = time.monotonic_ns() + lead_ns
+            self.result.start_time_ns = time.time_ns() + lead_ns
             await self._play_all()
-            elapsed_ns = max(self._now(), 0)
+            self.result.elapsed_ns = max(self._now(), 0)
             await self._end()
         finally:
-            gc.enable()
             gc.unfreeze()
-        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
-        began = self._began_ns
-        links = [
+        self.result.links = [
             LinkRecord(*link.addresses(), link.opened_ns - began, link.lost_ns - began)
             for link in self._connections.opened
         ]
-        return RunResult(
-            outcomes, self._attempts, links, start_time_ns, elapsed_ns,
-            self._ended, self._is_interrupted, self._connections.reconnects,
-        )  # fmt: skip
+        self.result.reconnects = self._connections.reconnects
+        return self.result
 
     def interrupt(self) -> None:
         """End the run because the user wants to: send no more requests, keep all outcomes."""
-        self._is_interrupted = True
+        self.result.is_interrupted = True
         self._stop("interrupted")
 
     async def _play_all(self) -> None:
         """Until all steps are complete, or `_stop` was called."""
-        for step in self.plan.steps:
-            if step.skipped is not None:
-                self._complete(Outcome(step, skipped=step.skipped))
+        for outcome in self.result.outcomes:
+            if outcome.skipped is not None:
+                self._complete(outcome)
         tasks = [self._task(self._play(lane)) for lane in self._lanes]
         keeping = self._task(self._members.keep(self._now))
         ends: list[asyncio.Future[Any]] = [
@@ -238,7 +223,6 @@ class Runner:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in (*ends, keeping):
             task.cancel()
-        self._members.cancel()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -251,7 +235,7 @@ class Runner:
             self._stop(f"an error of kdissect's own: {task.exception()!r}")
 
     def _stop(self, reason: str) -> None:
-        self._ended = self._ended or reason
+        self.result.ended = self.result.ended or reason
         self._over.set()
 
     async def _end(self) -> None:
@@ -259,23 +243,23 @@ class Runner:
         self._over.set()
         if self._open:  # answers that are on their way still count
             await asyncio.wait(list(self._open), timeout=GRACE_S)
+        unanswered = f"{self.result.ended or 'the run ended'} before the answer came"
         for link in self._connections.live:
-            link.close(f"{self._ended or 'the run ended'} before the answer came")
+            link.close(unanswered)
         if self._open:
             await asyncio.wait(list(self._open), timeout=GRACE_S)
         for task in list(self._open):
             task.cancel()
-        for step in self.plan.steps:
-            if step.number not in self._left:
+        for outcome in self.result.outcomes:
+            if self._done[outcome.step.number].done():
                 continue
-            outcome = self.outcomes[step.number] or Outcome(step)
             if outcome.sent is not None:
-                outcome.error = f"{self._ended or 'the run ended'} before the answer came"
-            elif self._is_interrupted:
+                outcome.error = unanswered
+            elif self.result.is_interrupted:
                 reason = "the run was interrupted before"
                 outcome.skipped = Skipped(SkipCode.NOT_REACHED, reason)
             else:
-                outcome.error = f"not sent: {self._ended}"
+                outcome.error = f"not sent: {self.result.ended}"
             self._complete(outcome)
         self.target.close()
         await asyncio.sleep(0)  # transports close in the loop's next round
@@ -289,15 +273,15 @@ class Runner:
     async def _play(self, lane: Lane) -> None:
         """Send the steps of a captured connection in their order."""
         for number in lane.numbers:
-            step = self.plan.steps[number]
-            if step.skipped is None:
-                await self._send(lane, Outcome(step))
+            outcome = self.result.outcomes[number]
+            if outcome.step.skipped is None:
+                await self._send(lane, outcome)
             lane.pos += 1
         await self._leave(lane)
 
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
         """Send a request when all that it waits for is there; its exchange goes on by itself."""
-        step, posted = outcome.step, list[_Sent]()
+        step, posted = outcome.step, list[_Posted]()
         for other in step.depends_on:
             await self._done[other]
         for other in step.follows:
@@ -312,12 +296,11 @@ class Runner:
             await self._until(due_ns)
             if step.awaits:
                 await self._settled.before(step)
-            while lane.again and lane.last is not None:  # a request of the lane is sent again
-                await asyncio.wait([lane.last])
-            if lane.timeouts >= LANE_TIMEOUTS:
-                outcome.error = "not sent: answers before on this connection did not come"
-            else:
-                posted = await self._send_parts(lane, outcome)
+            async with lane.turn:
+                if lane.timeouts >= LANE_TIMEOUTS:
+                    outcome.error = "not sent: answers before on this connection did not come"
+                else:
+                    posted = await self._send_parts(lane, outcome)
         except ConnectFailed as error:
             outcome.error = str(error)
             if not self._connections.live:
@@ -326,7 +309,7 @@ class Runner:
             self.sent_count += 1
             _set(self._sent[step.number])
             self._members.sent(outcome)
-            if not self.options.pace.is_max:
+            if not self.pace.is_max:
                 outcome.lag_ns = max(outcome.sent_ns - due_ns, 0)
                 outcome.own_lag_ns = max(outcome.sent_ns - max(due_ns, ready_ns), 0)
         lane.last = self._task(self._finish(lane, outcome, posted, lane.last))
@@ -342,7 +325,7 @@ class Runner:
         requests open did not wait for them: so does the replay."""
         for number in lane.numbers:
             exchange = self.plan.steps[number].exchange
-            if exchange.response is not None or exchange.response_time_ns >= 0:
+            if exchange.response_time_ns >= 0 or not exchange.expects_response:
                 await self._done[number]
         if lane.last is not None and not lane.last.done():
             await asyncio.wait([lane.last], timeout=GRACE_S)
@@ -351,7 +334,7 @@ class Runner:
 
     # -- a request and its answer ---------------------------------------------------------------
 
-    async def _send_parts(self, lane: Lane, outcome: Outcome) -> list[_Sent]:
+    async def _send_parts(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
         """Send what the translation makes of a request by now: to each node its part. Nothing was
         sent if the outcome is skipped then."""
         step = outcome.step
@@ -363,53 +346,46 @@ class Runner:
             outcome.skipped = frame
             return []
         latency_s = max(step.exchange.latency_ns, 0) / 1e9 if step.blocks else 0.0
-        limit_s = self.options.answer_timeout_s + latency_s
+        limit_s = self.answer_timeout_s + latency_s
         parts = parts_of(self.translator.ids, step, frame)
         posted = []
         for node_id, part in parts:
             link = await self._connections.of(lane.links, node_id)
-            if step.expects_response:
-                posted.append(self._note_sent(link, *link.post(part, limit_s)))
-            else:
-                # brokers take the requests of a connection in order: after the answer to the fence
+            if not step.expects_response:
+                # brokers take the requests of a connection in order: with the answer to this one
                 # the step is done
-                sent = link.send(part)
-                fence = link.post(_FENCE, limit_s)[1] if step.needs_fence else None
-                posted.append(self._note_sent(link, sent, fence)._replace(is_fence=True))
-        outcome.sent = posted[0].attempt.sent if len(parts) == 1 else frame
+                self.result.attempts.append(Attempt(link.number, link.send(part), self._now()))
+                part = _FENCE
+            posted.append(self._post(link, part, limit_s))
+        outcome.sent, outcome.sent_ns = frame, posted[0].attempt.sent_ns
         outcome.node_id = parts[0][0] if len(parts) == 1 else None
-        outcome.sent_ns = posted[0].attempt.sent_ns
         outcome.api_version = self.translator.ids.api_version(step)
         outcome.dropped = self.translator.dropped.get(step.number, ())
-        self.outcomes[step.number] = outcome
         return posted
 
-    def _note_sent(self, link: Link, sent: bytes, answer: asyncio.Future[Answer] | None) -> _Sent:
+    def _post(self, link: Link, frame: bytes, limit_s: float) -> _Posted:
+        sent, answer = link.post(frame, limit_s)
         attempt = Attempt(link.number, sent, self._now())
-        self._attempts.append(attempt)
-        return _Sent(attempt, answer)
+        self.result.attempts.append(attempt)
+        return _Posted(attempt, answer)
 
-    async def _answers_to(self, posted: Sequence[_Sent]) -> list[Attempt]:
+    async def _answers_to(self, posted: Sequence[_Posted]) -> list[Attempt]:
         """Wait for the answers of all parts. Raises ConnectFailed."""
-        for attempt, answer, is_fence in posted:
-            if answer is not None:
-                found = await answer
-                if not is_fence:
-                    attempt.answer = found.frame
-                    attempt.answered_ns = found.at_ns - self._began_ns
+        for attempt, answer in posted:
+            found = await answer
+            attempt.answer, attempt.answered_ns = found.frame, found.at_ns - self._began_ns
         return [each.attempt for each in posted]
 
     async def _ask(self, links: Links, node_id: int | None, frame: bytes) -> Attempt:
         """A request of the replay's own and its answer. Raises ConnectFailed."""
         link = await self._connections.of(links, node_id)
-        posted = self._note_sent(link, *link.post(frame, self.options.answer_timeout_s))
-        return (await self._answers_to([posted]))[0]
+        return (await self._answers_to([self._post(link, frame, self.answer_timeout_s)]))[0]
 
     async def _finish(
         self,
         lane: Lane,
         outcome: Outcome,
-        posted: Sequence[_Sent],
+        posted: Sequence[_Posted],
         before: asyncio.Task[None] | None,
     ) -> None:
         """From a request that was sent to its complete step. before: the lane's last exchange."""
@@ -432,24 +408,21 @@ class Runner:
             await asyncio.wait([before])
         self._complete(outcome)
 
-    async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[_Sent]) -> None:
+    async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> None:
         """Wait for the answer, send the request again while it says that the target is not ready,
         and learn from the final one. Raises ConnectFailed."""
         step = outcome.step
         answer = await self._whole_answer(lane, outcome, posted)
-        unready, began_s = self.translator.unready(step, answer), time.monotonic()
-        is_unready = bool(unready)
-        lane.again += is_unready
-        try:
-            while self._patience.lasts(unready, time.monotonic() - began_s):
-                self._keep_earlier(outcome, answer, min(unready.values()))
-                posted = await self._send_again(lane, outcome)
-                if not posted:
-                    return  # it cannot be translated any more
-                answer = await self._whole_answer(lane, outcome, posted)
-                unready = self.translator.unready(step, answer)
-        finally:
-            lane.again -= is_unready
+        if unready := self.translator.unready(step, answer):
+            async with lane.turn:
+                began_s = time.monotonic()
+                while self._patience.lasts(unready, time.monotonic() - began_s):
+                    self._keep_earlier(outcome, answer, min(unready.values()))
+                    posted = await self._send_again(lane, outcome)
+                    if not posted:
+                        return  # it cannot be translated any more
+                    answer = await self._whole_answer(lane, outcome, posted)
+                    unready = self.translator.unready(step, answer)
         self.answered_count += 1
         outcome.answer = answer
         try:
@@ -457,7 +430,7 @@ class Runner:
         except Error as error:
             outcome.error = f"the answer cannot be understood: {error}"
 
-    async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[_Sent]) -> bytes:
+    async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> bytes:
         """The answers of all parts as one. Raises ConnectFailed."""
         attempts = await self._answers_to(posted)
         self._timeouts = lane.timeouts = 0
@@ -473,7 +446,7 @@ class Runner:
         outcome.answered_ns = -1
         self.translator.not_final(outcome.step, answer)
 
-    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[_Sent]:
+    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
         """After a pause, with what the replay has learnt of leaders and members by then."""
         step = outcome.step
         await asyncio.sleep(PAUSES_S[min(len(outcome.earlier), len(PAUSES_S)) - 1])
@@ -489,12 +462,10 @@ class Runner:
             self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
 
     def _complete(self, outcome: Outcome) -> None:
-        number = outcome.step.number
-        self.outcomes[number] = outcome
         self._members.done(outcome)
-        self._left.discard(number)
-        _set(self._sent[number])
-        _set(self._done[number])
+        self.left -= 1
+        _set(self._sent[outcome.step.number])
+        _set(self._done[outcome.step.number])
 
 
 def _set(event: asyncio.Future[None]) -> None:
@@ -502,10 +473,8 @@ def _set(event: asyncio.Future[None]) -> None:
         event.set_result(None)
 
 
-class _Sent(NamedTuple):
-    """A request on its way. answer: None if no answer is due. is_fence: the answer is that to a
-    fence behind it."""
+class _Posted(NamedTuple):
+    """A request on its way, and its answer to come."""
 
     attempt: Attempt
-    answer: asyncio.Future[Answer] | None
-    is_fence: bool = False
+    answer: asyncio.Future[Answer]

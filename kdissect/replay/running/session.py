@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.findings import (
     Explainer,
     Releases,
-    Settings,
     allow_changes,
     captured_ranges,
     find,
@@ -36,6 +34,7 @@ from kdissect.replay.model import (
     DELETE_EXISTING,
     LATENCY,
     Judgement,
+    Outcome,
     ReplayPlan,
     RunFinding,
     TranslateOptions,
@@ -43,8 +42,9 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
+from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
-from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
+from kdissect.replay.running.runner import Runner, RunResult, not_begun
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import (
@@ -62,14 +62,16 @@ from kdissect.replay.workload.messages import EARLIEST
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The options of a replay; `run` has pace and limits.
+    """The options of a replay.
 
+    answer_timeout_s: as of `Runner`.
     into_existing: write to topics, groups and transactional ids that hold data or members.
     table: fields with the user's rules. baseline: an accepted run.
     control_runs: how often to replay to the reference. reset: a command before each run, "" none.
     """
 
-    run: RunOptions = field(default_factory=RunOptions)
+    pace: Pace = field(default_factory=Pace)
+    answer_timeout_s: float = 30.0
     translate: TranslateOptions = field(default_factory=TranslateOptions)
     table: FieldTable = field(default_factory=built_in_fields)
     makes_topics: bool = False
@@ -103,69 +105,61 @@ async def replay(
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """
+    session = _Session(plan, target, against, options, watch or _unheard, say or _unheard)
     try:
-        return await _Session(plan, options, watch, say).run(target, against)
+        return await session.run()
     finally:
         for each in (against, target):
             if each is not None:
                 each.close()
 
 
+def _unheard(said: object) -> None:
+    """Nobody watches the replay."""
+
+
+@dataclass
 class _Session:
-    """All runs of one replay, and their comparison."""
+    """All runs of one replay, and their comparison.
 
-    def __init__(
-        self, plan: ReplayPlan, options: SessionOptions, watch: Watch | None, say: Say | None
-    ) -> None:
-        self._plan, self._options = plan, options
-        self._watch: Watch = watch or (lambda what: None)
-        self._say: Say = say or (lambda line: None)
-        self._notes: list[str] = []
+    notes: for the results. controls: the control runs that came to their end.
+    """
 
-    async def run(self, target: Target, against: Target | None) -> Results:
+    plan: ReplayPlan
+    target: Target
+    against: Target | None
+    options: SessionOptions
+    watch: Watch
+    say: Say
+    notes: list[str] = field(default_factory=list)
+    controls: list[RunResult] = field(default_factory=list)
+
+    async def run(self) -> Results:
         """Do all runs in their order, and compare the one that counts with the others."""
-        options, plan = self._options, self._plan
-        planned = plan_runs(
-            plan,
-            target,
-            against,
-            options.translate,
-            control_runs=options.control_runs,
-            command=options.reset,
-            makes_topics=options.makes_topics,
-        )
-        if not options.reset:  # all are looked at before the first request of the workload
+        planned = plan_runs(self.plan, self.target, self.against, self.options)
+        if not self.options.reset:  # all are looked at before the first request of the workload
             for each in planned:
                 if reason := await self._prepare(each):
-                    return self._results(target, not_begun(plan, reason))
+                    return self._results(not_begun(self.plan, reason))
         finished: RunResult | None = None
-        controls: list[RunResult] = []
         for each in planned:
-            if options.reset and (reason := await self._prepare(each)):
-                if finished is None:
-                    return self._results(target, not_begun(plan, reason))
-                finished.ended = reason
-                break
             run = await self._run(each)
-            self._notes += await each.delete_made()
+            self.notes += await each.delete_made()
+            if run.is_interrupted or run.ids is None:  # the replay is over
+                if each.is_control and finished is None:
+                    return self._results(run)
+                finished = finished or run
+                finished.ended, finished.is_interrupted = run.ended, run.is_interrupted
+                break
             if not each.is_control:
                 finished = run
-            elif finished is None and run.is_interrupted:
-                return self._results(each.target, run)
-            else:
-                if run.ended:
-                    self._notes.append(f"{each.name} ended early: {run.ended}")
-                controls.append(run)
-            if run.is_interrupted:
-                assert finished is not None
-                finished.is_interrupted = True
-                break
+                continue
+            self.controls.append(run)
+            if run.ended:
+                self.notes.append(f"{each.name} ended early: {run.ended}")
         assert finished is not None
-        settings = finished.state.settings if finished.state is not None else {}
-        if not settings and not finished.ended:
-            settings = await read_settings(target)
-        results = self._results(target, finished)
-        _Verdicts(results, options, controls, against, target).add(settings)
+        results = self._results(finished)
+        await self._compare(results)
         return results
 
     # -- before a run -----------------------------------------------------------------------------
@@ -173,12 +167,14 @@ class _Session:
     async def _prepare(self, run: PlannedRun) -> str:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
         begin, or ""."""
-        options = self._options
-        self._watch(f"{run.name}: {'resetting and ' * bool(run.command)}probing {run.target}")
+        options = self.options
+        resetting = "resetting and " if options.reset else ""
+        self.watch(f"{run.name}: {resetting}probing {run.target}")
         try:
-            await run.reset()
+            if options.reset:
+                await run.reset(options.reset)
             await run.target.probe()
-            check_cluster(self._plan.workload.facts, run.target, options.same_cluster)
+            check_cluster(self.plan.workload.facts, run.target, options.same_cluster)
             run.existing = await find_existing(run.target, run.effects)
         except EnvironmentFailed as error:
             return str(error)
@@ -192,51 +188,160 @@ class _Session:
         """Say what the target lacks of the state that captured answers depend on."""
         lines = await find_missing(
             run.target,
-            starting_state(self._plan),
+            starting_state(self.plan),
             run.translate.renames,
-            makes_topics=self._options.makes_topics,
+            makes_topics=self.options.makes_topics,
         )
         if len(lines) > LACKS_MAX:
             lines[LACKS_MAX:] = [f"{len(lines) - LACKS_MAX} more such reasons"]
         for line in lines:
-            self._notes.append(f"answers will differ: {line}")
-            self._say(self._notes[-1])
+            self.notes.append(f"answers will differ: {line}")
+            self.say(self.notes[-1])
 
     # -- a run ------------------------------------------------------------------------------------
 
     async def _run(self, planned: PlannedRun) -> RunResult:
-        plan, target, options = self._plan, planned.target, self._options
+        plan, target, options = self.plan, planned.target, self.options
+        if options.reset and (reason := await self._prepare(planned)):
+            return not_begun(plan, reason)
         is_protected = DELETE_EXISTING not in plan.options.allow
         kept = planned.existing if is_protected else ()
         ids = IdMap(plan, planned.translate, kept, target.cluster)
         try:
             if options.makes_topics:
-                self._notes += await create_topics(plan, target, planned.translate.renames)
+                self.notes += await create_topics(plan, target, planned.translate.renames)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
             return not_begun(plan, reason)
-        runner = Runner(plan, Translator(ids), target, options.run)
+        runner = Runner(plan, Translator(ids), target, options.pace, options.answer_timeout_s)
         with _stopped_by_signals(runner):
-            self._watch(runner)
+            self.watch(runner)
             result = await runner.run()
         result.ids = ids
         if not result.ended and not result.is_interrupted:
-            self._watch(f"{planned.name}: reading back the state of {target}")
+            self.watch(f"{planned.name}: reading back the state of {target}")
             await _read_back(planned, ids, result)
         return result
 
-    # -- results ----------------------------------------------------------------------------------
+    # -- verdicts -------------------------------------------------------------------------------
 
-    def _results(self, target: Target, run: RunResult) -> Results:
+    def _results(self, run: RunResult) -> Results:
         for each in run.outcomes:
             each.judgement = unanswered(each) or Judgement()
             if run.ids is None and each.error:  # it never began, whatever the capture has
                 each.judgement = Judgement(Verdict.ERROR, reason=each.error)
-        options = self._options
-        return Results(
-            self._plan, run, target, options.run.pace, options.fail_on, notes=self._notes
+        options, notes = self.options, self.notes
+        return Results(self.plan, run, self.target, options.pace, options.fail_on, notes=notes)
+
+    async def _compare(self, results: Results) -> None:
+        """Judge the outcomes by the capture or the reference, without noise, and add findings and
+        notes to the results."""
+        run, outcomes = results.run, results.outcomes
+        settings = run.state.settings if run.state is not None else {}
+        if not settings and not run.ended:
+            settings = await read_settings(self.target)
+        if run.ids is not None:
+            self._judge(run.ids, outcomes)
+        if len(self.controls) > 1:
+            self._excuse_noise(outcomes)
+        captured = self.against.versions if self.against else captured_ranges(self.plan.workload)
+        releases = Releases.between(captured, self.target.versions)
+        allow_changes(releases, outcomes)
+        results.findings = self._end_findings(run)
+        if LATENCY in self.options.fail_on:
+            results.findings += self._slower(outcomes)
+        if (baseline := self.options.baseline) is not None:
+            baseline.accept(outcomes)
+            results.findings = baseline.new(results.findings)
+            results.reference, results.reference_name = "an earlier run", baseline.path
+        if self.against is not None:
+            results.reference = "the answers of another target"
+            results.reference_name = str(self.against)
+        self.notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
+        results.releases = releases.then, releases.now
+        results.kinds, results.follows = find(outcomes, Explainer(releases, settings))
+
+    def _references(self) -> list[ReferenceRun]:
+        return [
+            ReferenceRun(each.outcomes, each.ids) for each in self.controls if each.ids is not None
+        ]
+
+    def _judge(self, ids: IdMap, outcomes: list[Outcome]) -> None:
+        """Judge each answer by the capture, or by the answer of the reference that it resembles
+        most. Notes name rules of the user that allowed nothing."""
+        table = self.options.table
+        references: list[ReferenceRun | None] = [None]
+        if self.against is not None and self.controls:
+            references = [*self._references()]
+        used: set[str] = set()
+        best: dict[int, Judgement] = {}
+        for reference in references:
+            judge = Judge(ids, table, reference)
+            judge.judge(outcomes)
+            used |= judge.used.keys()
+            for outcome in outcomes:
+                judgement, number = outcome.judgement, outcome.step.number
+                if number not in best or _findings(judgement) < _findings(best[number]):
+                    best[number] = judgement
+        for outcome in outcomes:
+            outcome.judgement = best[outcome.step.number]
+        self.notes += [
+            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
+            for rule in table.rules
+            if rule.is_own and rule.name not in used and rule.is_allowance
+        ]
+
+    def _excuse_noise(self, outcomes: list[Outcome]) -> None:
+        """Tolerate what differs between the control runs; notes name these fields."""
+        noise, (first, *others) = Noise(), self._references()
+        for other in others:
+            Judge(other.ids, self.options.table, first).judge(other.outcomes)
+            noise.add(other.outcomes)
+        for outcome in outcomes:
+            excused = partial(noise.excused, outcome.step.api_name)
+            outcome.judgement = outcome.judgement.allowing(excused)
+        self.notes += [
+            f"control runs differ from each other in {api} {place}, in {field.count} places: "
+            + ("never excused" if is_evidence(place) else "excused")
+            for (api, place), field in sorted(
+                noise.fields.items(), key=lambda each: (-each[1].count, each[0])
+            )
+        ]
+
+    def _end_findings(self, run: RunResult) -> list[RunFinding]:
+        """Findings about the end state that the control runs do not have."""
+        if run.state is None:
+            return []
+        unread = run.state.unread.items()
+        self.notes += [f"the end state of {part} could not be read: {why}" for part, why in unread]
+        excused = [each for control in self.controls for each in control.findings]
+        self.notes += [f"a control run: {finding_text(each)}" for each in excused]
+        findings = [each for each in run.findings if each not in excused]
+        states = [each.state for each in self.controls if each.state is not None]
+        if states and self.against is not None:
+            known = {each.subject for each in findings}
+            compared = compare_states(run.state, states)
+            findings += [each for each in compared if each.subject not in known]
+        return findings
+
+    def _slower(self, outcomes: list[Outcome]) -> list[RunFinding]:
+        """Findings about latencies; notes say what they do not prove."""
+        controls = [latencies_of(each.outcomes) for each in self.controls]
+        tests = compare_latencies(
+            self.plan, controls or [captured_latencies(self.plan)], latencies_of(outcomes)
         )
+        self.notes += notes_of(tests, control_count=len(controls))
+        return [each.finding() for each in tests if each.is_slower]
+
+
+def _findings(judgement: Judgement) -> tuple[bool, int]:
+    """A rank that is lower for a judgement with fewer findings."""
+    count = sum(not each.rule for each in judgement.differences)
+    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
+
+
+# -- around a run -----------------------------------------------------------------------------
 
 
 async def _learn_target(ids: IdMap, target: Target) -> None:
@@ -272,146 +377,24 @@ async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> No
 
 
 @contextmanager
-def _stopped_by_signals(runner: Runner) -> Any:
+def _stopped_by_signals(runner: Runner) -> Iterator[None]:
     """SIGINT and SIGTERM end the run in order; a second one ends the process as usual."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
     def stop() -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        ignore()
         runner.interrupt()
 
-    try:
-        for number in numbers:
+    # not in the main thread, signals are the caller's
+    with suppress(ValueError, RuntimeError, NotImplementedError):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)
-    except (ValueError, RuntimeError, NotImplementedError):
-        yield  # not in the main thread: signals are the caller's
-        return
     try:
         yield
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-# -- verdicts ---------------------------------------------------------------------------------
-
-
-@dataclass
-class _Verdicts:
-    """Judges the run of `results` by the capture or the reference, without noise. controls: runs of
-    the reference, or of the target itself."""
-
-    results: Results
-    options: SessionOptions
-    controls: Sequence[RunResult]
-    against: Target | None
-    target: Target
-
-    def add(self, settings: Settings) -> None:
-        """Judge the outcomes, and add findings and notes to the results."""
-        results, outcomes, notes = self.results, self.results.outcomes, self.results.notes
-        notes += self._judge()
-        if len(self.controls) > 1:
-            notes += self._excuse_noise()
-        captured = self.against.versions if self.against else captured_ranges(results.plan.workload)
-        releases = Releases.between(captured, self.target.versions)
-        allow_changes(releases, outcomes)
-        results.findings = self._end_findings(notes)
-        if LATENCY in self.options.fail_on:
-            results.findings += self._slower(notes)
-        if (baseline := self.options.baseline) is not None:
-            baseline.accept(outcomes)
-            results.findings = baseline.new(results.findings)
-            results.reference, results.reference_name = "an earlier run", baseline.path
-        if self.against is not None:
-            results.reference = "the answers of another target"
-            results.reference_name = str(self.against)
-        notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
-        results.releases = releases.then, releases.now
-        explainer = Explainer(releases, settings)
-        results.kinds, results.follows = find(outcomes, explainer)
-
-    def _references(self) -> list[ReferenceRun]:
-        return [
-            ReferenceRun(each.outcomes, each.ids) for each in self.controls if each.ids is not None
-        ]
-
-    def _judge(self) -> list[str]:
-        """Judge each answer by the capture, or by the answer of the reference that it resembles
-        most. Returns notes about rules of the user that allowed nothing."""
-        ids, table, outcomes = self.results.run.ids, self.options.table, self.results.outcomes
-        if ids is None:
-            return []
-        references: list[ReferenceRun | None] = [None]
-        if self.against is not None and self.controls:
-            references = [*self._references()]
-        used: set[str] = set()
-        best: dict[int, Judgement] = {}
-        for reference in references:
-            judge = Judge(ids, table, reference)
-            judge.judge(outcomes)
-            used |= judge.used.keys()
-            for outcome in outcomes:
-                judgement, number = outcome.judgement, outcome.step.number
-                if number not in best or _findings(judgement) < _findings(best[number]):
-                    best[number] = judgement
-        for outcome in outcomes:
-            outcome.judgement = best[outcome.step.number]
-        return [
-            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
-            for rule in table.rules
-            if rule.is_own and rule.name not in used and rule.is_allowance
-        ]
-
-    def _excuse_noise(self) -> list[str]:
-        """Tolerate what differs between the control runs; notes name these fields."""
-        noise, (first, *others) = Noise(), self._references()
-        for other in others:
-            Judge(other.ids, self.options.table, first).judge(other.outcomes)
-            noise.add(other.outcomes)
-        for outcome in self.results.outcomes:
-            excused = partial(noise.excused, outcome.step.api_name)
-            outcome.judgement = outcome.judgement.allowing(excused)
-        return [
-            f"control runs differ from each other in {api} {place}, in {field.count} places: "
-            + ("never excused" if is_evidence(place) else "excused")
-            for (api, place), field in sorted(
-                noise.fields.items(), key=lambda each: (-each[1].count, each[0])
-            )
-        ]
-
-    def _end_findings(self, notes: list[str]) -> list[RunFinding]:
-        """Findings about the end state that the control runs do not have."""
-        run = self.results.run
-        if run.state is None:
-            return []
-        notes += [
-            f"the end state of {part} could not be read: {why}"
-            for part, why in run.state.unread.items()
-        ]
-        excused = [each for control in self.controls for each in control.findings]
-        notes += [f"a control run: {finding_text(each)}" for each in excused]
-        findings = [each for each in run.findings if each not in excused]
-        states = [each.state for each in self.controls if each.state is not None]
-        if states and self.against is not None:
-            known = {each.subject for each in findings}
-            compared = compare_states(run.state, states)
-            findings += [each for each in compared if each.subject not in known]
-        return findings
-
-    def _slower(self, notes: list[str]) -> list[RunFinding]:
-        """Findings about latencies; notes say what they do not prove."""
-        plan, controls = self.results.plan, [latencies_of(each.outcomes) for each in self.controls]
-        tests = compare_latencies(
-            plan, controls or [captured_latencies(plan)], latencies_of(self.results.outcomes)
-        )
-        notes += notes_of(tests, control_count=len(controls))
-        return [each.finding() for each in tests if each.is_slower]
-
-
-def _findings(judgement: Judgement) -> tuple[bool, int]:
-    """A rank that is lower for a judgement with fewer findings."""
-    count = sum(not each.rule for each in judgement.differences)
-    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
+        with suppress(NotImplementedError):
+            ignore()

@@ -3,7 +3,7 @@
 Format, version 2
 -----------------
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
-each a JSON object; plain text is read too.
+each a JSON object.
 
 Line 1, the header: ``{"kdissect": "replay", "format_version": 2, "notes": [...]}``.
 
@@ -23,7 +23,6 @@ import base64
 import gzip
 import json
 import zlib
-from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,36 +31,30 @@ from uuid import UUID
 from kdissect.codec.redaction import redact_frame
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.model import RESPONSE, SIDES
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
 from kdissect.tables.topics import METADATA_TOPIC
 
 _FORMAT_VERSION = 2
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
-_GZIP = b"\x1f\x8b"
 # Frames of heartbeats and empty fetches shrink to a hundredth; a file that grows more is a bomb.
 _RATIO_MAX, _FREE_SIZE = 300, 64 << 20
 _MARK = b'{"kdissect": "replay"'
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
-_REQUEST_HELD = "it holds secrets, which are redacted"
+_SECRET = "it holds secrets, which are redacted"
 # What a workload derives of the other fields.
-_DERIVED = frozenset({"number", "exchanges", "node_id", "connection", "index", "internal_reason"})
+_DERIVED = frozenset({"exchanges", "node_id", "connection", "index", "internal_reason"})
 _HINTS = {Connection: get_type_hints(Connection), Exchange: get_type_hints(Exchange)}
 
 
 def is_saved(path: str) -> bool:
     """Return whether a file is a saved replay, by its first bytes."""
-    with Path(path).open("rb") as stream:
-        start = stream.read(len(_MARK))
-        if not start.startswith(_GZIP):
-            return start == _MARK
-        stream.seek(0)
-        try:
-            with gzip.open(stream, "rb") as plain:
-                return plain.read(len(_MARK)) == _MARK
-        except (OSError, EOFError):
-            return False
+    try:
+        with gzip.open(path) as plain:
+            return plain.read(len(_MARK)) == _MARK
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def save(workload: Workload, path: str) -> dict[str, int]:
@@ -86,9 +79,7 @@ def save(workload: Workload, path: str) -> dict[str, int]:
             lines.append(json.dumps({"exchange": _row(shown)}))
     header = {"kdissect": "replay", "format_version": _FORMAT_VERSION, "notes": workload.notes}
     data = "\n".join([json.dumps(header), *lines, ""]).encode()
-    if not path.endswith((".json", ".jsonl")):
-        data = gzip.compress(data, 9, mtime=0)
-    Path(path).write_bytes(data)
+    Path(path).write_bytes(gzip.compress(data, 9, mtime=0))
     return counts
 
 
@@ -99,23 +90,17 @@ def _is_kept(exchange: Exchange) -> bool:
 
 def without_secrets(exchange: Exchange) -> Exchange:
     """The exchange itself if it has nothing to hide, else a copy."""
-    changed = exchange
-    for number, side in enumerate(SIDES):
-        frame = getattr(exchange, side)
-        if frame is None:
-            continue
-        shown = redact_frame(frame, exchange.api_key, exchange.api_version, number)
-        if number == RESPONSE and _reads_metadata_log(exchange):
-            shown = None
-        if shown is frame:
-            continue
-        if changed is exchange:
-            changed = copy(exchange)
-        if side == "request" or shown is None:
-            shown = None
-            setattr(changed, f"{side}_missing", _REQUEST_HELD)
-        setattr(changed, side, shown)
-    return changed
+    key, version, shown = exchange.api_key, exchange.api_version, exchange
+    request = exchange.request and redact_frame(exchange.request, key, version, REQUEST)
+    response = exchange.response and redact_frame(exchange.response, key, version, RESPONSE)
+    if _reads_metadata_log(exchange):
+        response = None
+    if request is not exchange.request:
+        shown = replace(shown, request=None, request_missing=_SECRET)
+    if response is not exchange.response:
+        missing = _SECRET if response is None else ""
+        shown = replace(shown, response=response, response_missing=missing)
+    return shown
 
 
 def _reads_metadata_log(exchange: Exchange) -> bool:
@@ -160,7 +145,7 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
             line = json.loads(text)
             if "connection" in line:
                 values = _values(Connection, line["connection"])
-                connections.append(Connection(number=-1, **values))
+                connections.append(Connection(**values))
             else:
                 connections[-1].exchanges.append(_exchange(_values(Exchange, line["exchange"])))
     except CaptureError:
@@ -172,13 +157,9 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
 
 def _read_text(path: str) -> bytes:
     """The bytes of a file, unpacked. Raises CaptureError if they are far too many for its size."""
-    with Path(path).open("rb") as file:
-        if file.read(len(_GZIP)) != _GZIP:
-            return Path(path).read_bytes()
-        file.seek(0)
-        size_max = max(_FREE_SIZE, _RATIO_MAX * Path(path).stat().st_size)
-        with gzip.open(file, "rb") as plain:
-            data = plain.read(size_max + 1)
+    size_max = max(_FREE_SIZE, _RATIO_MAX * Path(path).stat().st_size)
+    with gzip.open(path) as plain:
+        data = plain.read(size_max + 1)
     if len(data) > size_max:
         raise CaptureError(f"{path}: it unpacks to more than {size_max} bytes, which no replay has")
     return data

@@ -13,17 +13,16 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import pyarrow as pa
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
 from kdissect.pipeline.learn import principal_of
 from kdissect.pipeline.options import MB, Limits, Options
 from kdissect.pipeline.plan import RunPlan, planned
-from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.replay.model import (
     ANONYMOUS_PRINCIPAL,
     Connection,
@@ -44,14 +43,14 @@ from kdissect.replay.workload.messages import (
     request_body,
 )
 from kdissect.tables.connections import endpoint_columns
-from kdissect.tables.message_chunk import FrameBuffer, client_ids
-from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids, frame_sizes
 
 PathLike = str | os.PathLike[str]
 _GATHER_BYTES = 64 * MB
 _MANIFEST = "_kdissect.json"
 _NOT_WHOLE = "bytes of it are missing in the capture"
 _NEVER_SEEN = "it is not in the capture"
+_INTERNAL = "only brokers and controllers send it"
 _DELEGATION_TOKEN = b"tokenauth=true"  # an extension of SCRAM
 _INTERNAL_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
@@ -79,14 +78,12 @@ def load_workload(
     limits: Limits | Mapping[str, int] | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
-    clients: Sequence[str] = (),
 ) -> Workload:
     """Read a workload from captures (files, folders, globs), or from one saved file.
 
     ports, keylog, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
-    requests captured in this time (nanoseconds since 1970, the end excluded). clients: client ids
-    or addresses, whose exchanges are `Workload.chosen`. Raises CaptureError where nothing of it can
-    be used.
+    requests captured in this time (nanoseconds since 1970, the end excluded). Raises CaptureError
+    where nothing of it can be used.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     texts = [os.fspath(path) for path in named]
@@ -110,24 +107,7 @@ def load_workload(
     if not connections:
         notes.append("no Kafka request was found")
     kind, facts = "saved" if is_saved else "capture", gather_facts(connections)
-    workload = Workload(", ".join(texts), kind, connections, facts, notes)
-    if clients:
-        workload.chosen = _of_clients(connections, tuple(clients))
-    return workload
-
-
-def _of_clients(connections: list[Connection], clients: tuple[str, ...]) -> frozenset[int]:
-    """Ids of the exchanges of these clients."""
-    rows = [
-        (exchange.exchange_id, *connection.client, *connection.broker, exchange.client_id)
-        for connection in connections
-        for exchange in connection.exchanges
-    ]
-    names = ("exchange_id", "client_ip", "client_port", "broker_ip", "broker_port", "client_id")
-    schema = pa.schema([FIXED_TABLES["exchanges"].field(name) for name in names])
-    table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
-    passing = Selection(clients=clients).of_table(table)
-    return frozenset(table["exchange_id"].take(pa.array(passing, pa.int64())).to_pylist())
+    return Workload(", ".join(texts), kind, connections, facts, notes)
 
 
 def _is_saved(paths: list[str]) -> bool:
@@ -142,25 +122,21 @@ def _is_saved(paths: list[str]) -> bool:
     return False
 
 
-def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connection]:
-    rows = assembly.connections
+def _connections(plan: RunPlan, assembly: Assembly, sources: Sources) -> list[Connection]:
+    rows, exchanges = assembly.connections, assembly.exchanges
     where = endpoint_columns(assembly.endpoints, rows)
     client_ips, broker_ips = where.client_ip.to_pylist(), where.broker_ip.to_pylist()
-    connections: dict[int, Connection] = {}
-    for row in np.flatnonzero(rows["protocol"] == Protocol.KAFKA).tolist():
-        connections[row] = Connection(
+    connections = {
+        row: Connection(
             connection_id=int(rows["connection_id"][row]),
-            number=-1,
             client=(client_ips[row], int(where.client_port[row])),
             broker=(broker_ips[row], int(where.broker_port[row])),
         )
-    sizes = sum(assembly.exchanges[side]["size"].clip(0) for side in SIDES)
-    groups = np.cumsum(sizes) // _GATHER_BYTES if len(assembly.exchanges) else np.zeros(0, int)
+        for row in np.flatnonzero(rows["protocol"] == Protocol.KAFKA).tolist()
+    }
     paths = [info.path for info in plan.captures if info.source >= 0]
-    for chosen in np.split(np.arange(len(assembly.exchanges)), np.flatnonzero(np.diff(groups)) + 1):
-        if len(chosen):
-            frames = FrameBuffer.gather(assembly, sources, chosen)
-            _add_exchanges(frames, connections, paths)
+    for chosen in chunks(np.arange(len(exchanges)), frame_sizes(exchanges), _GATHER_BYTES):
+        _add_exchanges(FrameBuffer.gather(assembly, sources, chosen), connections, paths)
     for row, connection in connections.items():
         is_plain = bool(rows["handshake_seen"][row]) and not rows["is_tls"][row]
         connection.principal = _principal(connection, is_plain)
@@ -183,56 +159,46 @@ def _principal(connection: Connection, is_plain: bool) -> str:
 def _add_exchanges(
     frames: FrameBuffer, connections: dict[int, Connection], paths: list[str]
 ) -> None:
-    rows = frames.exchanges
     data = frames.buf.tobytes()
-    names = ("exchange_id", "connection", "api_key", "api_version", "status", "is_sasl_token")
-    columns = [rows[name].tolist() for name in names] + [client_ids(frames).to_pylist()]
-    request, response = (rows[side] for side in SIDES)
-    whole = [frames.whole(REQUEST).tolist(), frames.whole(RESPONSE).tolist()]
     start, end = frames.start.tolist(), frames.end.tolist()
-    for row, (exchange_id, connection, key, version, status, token, client_id) in enumerate(
-        zip(*columns, strict=True)
-    ):
-        owner = connections.get(connection)
+    whole = [frames.whole(side).tolist() for side in (REQUEST, RESPONSE)]
+
+    def frame(row: int, side: int) -> bytes | None:
+        return data[start[row][side] : end[row][side]] if whole[side][row] else None
+
+    ids = client_ids(frames).to_pylist()
+    for row, found in enumerate(frames.exchanges):
+        owner = connections.get(int(found["connection"]))
         if owner is None:
             continue
-        has_request = int(request["size"][row]) >= 0
-        has_answer = int(response["size"][row]) >= 0
-        request_frame = data[start[row][0] : end[row][0]] if whole[0][row] and has_request else None
-        is_whole = whole[1][row] and has_answer
+        request, response, status = found["request"], found["response"], PairStatus(found["status"])
+        has_request, has_answer = request["size"] >= 0, response["size"] >= 0
         first = request if has_request else response
-        source = int(first["source"][row])
-        missing = _NOT_WHOLE if has_request else _NEVER_SEEN
         exchange = Exchange(
-            exchange_id=exchange_id,
+            exchange_id=int(found["exchange_id"]),
             connection=-1,
             index=-1,
-            api_key=NO_API if token else key,
-            api_version=version,
-            client_id=client_id,
-            request=request_frame,
-            response=data[start[row][1] : end[row][1]] if is_whole else None,
-            request_time_ns=int(first["time_ns"][row]),
-            request_end_time_ns=int(request["end_time_ns"][row]) if has_request else -1,
-            response_time_ns=int(response["time_ns"][row]) if has_answer else -1,
-            response_end_time_ns=int(response["end_time_ns"][row]) if has_answer else -1,
-            expects_response=status != PairStatus.NO_RESPONSE_EXPECTED,
-            request_missing=missing if request_frame is None else "",
-            request_packet=int(request["packet"][row]) if has_request else -1,
-            response_packet=int(response["packet"][row]) if has_answer else -1,
-            capture=paths[source] if 0 <= source < len(paths) else "",
+            api_key=NO_API if found["is_sasl_token"] else int(found["api_key"]),
+            api_version=int(found["api_version"]),
+            client_id=ids[row],
+            request=frame(row, REQUEST),
+            response=frame(row, RESPONSE),
+            request_time_ns=int(first["time_ns"]),
+            request_end_time_ns=int(request["end_time_ns"]) if has_request else -1,
+            response_time_ns=int(response["time_ns"]) if has_answer else -1,
+            response_end_time_ns=int(response["end_time_ns"]) if has_answer else -1,
+            expects_response=status is not PairStatus.NO_RESPONSE_EXPECTED,
+            request_packet=int(request["packet"]),
+            response_packet=int(response["packet"]),
+            capture=paths[first["source"]] if 0 <= first["source"] < len(paths) else "",
         )
+        if exchange.request is None:
+            exchange.request_missing = _NOT_WHOLE if has_request else _NEVER_SEEN
         if exchange.response is None and exchange.expects_response:
-            exchange.response_missing = _no_response(PairStatus(status), has_answer)
+            exchange.response_missing = _NOT_WHOLE if has_answer else _NEVER_SEEN
+            if status is PairStatus.CONNECTION_CLOSED and not has_answer:
+                exchange.response_missing = "the connection was closed before the answer"
         owner.exchanges.append(exchange)
-
-
-def _no_response(status: PairStatus, has_answer: bool) -> str:
-    if has_answer:
-        return _NOT_WHOLE
-    if status is PairStatus.CONNECTION_CLOSED:
-        return "the connection was closed before the answer"
-    return _NEVER_SEEN
 
 
 def _between(
@@ -249,10 +215,9 @@ def _between(
 
 
 def _ordered(connections: list[Connection]) -> list[Connection]:
-    """In order of their first request, numbered; so are the exchanges of each."""
+    """In order of their first request; their exchanges get numbers."""
     connections.sort(key=lambda each: (each.exchanges[0].request_time_ns, each.connection_id))
     for number, connection in enumerate(connections):
-        connection.number = number
         for index, exchange in enumerate(connection.exchanges):
             exchange.connection, exchange.index = number, index
     return connections
@@ -402,10 +367,8 @@ def _mark_internal(connections: list[Connection]) -> None:
         elif any(map(_is_brokers, connection.exchanges)):
             reason = "a broker's connection to another broker"
         for exchange in connection.exchanges:
-            if exchange.api_key in INTERNAL_APIS:
-                exchange.internal_reason = "only brokers and controllers send it"
-            else:
-                exchange.internal_reason = reason
+            is_internal = exchange.api_key in INTERNAL_APIS
+            exchange.internal_reason = _INTERNAL if is_internal else reason
 
 
 def _is_brokers(exchange: Exchange) -> bool:

@@ -32,7 +32,7 @@ class Run:
     topics: Sequence[tuple[str, UUID, int]] = ()
 
     def __init__(self, policy: str = "delete") -> None:
-        self.connection = Connection(0, 0, ("10.0.0.1", 1000), ("10.0.0.2", 9092))
+        self.connection = Connection(0, ("10.0.0.1", 1000), ("10.0.0.2", 9092))
         self.outcomes: list[Outcome] = []
         topic = TopicFacts("t", configs={"cleanup.policy": policy})
         facts = WorkloadFacts(topics={"t": topic})

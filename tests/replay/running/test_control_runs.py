@@ -11,6 +11,7 @@ from kdissect.cli import app
 from kdissect.replay.model import OptionError, PlanOptions, ReplayPlan, TranslateOptions
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.running.control_runs import plan_runs
+from kdissect.replay.running.session import SessionOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
@@ -30,9 +31,8 @@ def plan_of_capture() -> ReplayPlan:
 )
 def test_the_run_is_between_its_control_runs(count: int, expected: str) -> None:
     """Half of the control runs come before the run that counts."""
-    planned = plan_runs(
-        PlanMaker().plan(), TARGET, None, TranslateOptions(), control_runs=count, command="true"
-    )
+    options = SessionOptions(control_runs=count, reset="true")
+    planned = plan_runs(PlanMaker().plan(), TARGET, None, options)
     assert " ".join("A" if each.is_control else "B" for each in planned) == expected
     assert {each.target for each in planned} == {TARGET}
     assert len({each.name for each in planned}) == len(planned)
@@ -40,7 +40,7 @@ def test_the_run_is_between_its_control_runs(count: int, expected: str) -> None:
 
 def test_control_runs_go_to_the_reference() -> None:
     """With --against the control runs have that target."""
-    planned = plan_runs(PlanMaker().plan(), TARGET, REFERENCE, TranslateOptions(), control_runs=2)
+    planned = plan_runs(PlanMaker().plan(), TARGET, REFERENCE, SessionOptions(control_runs=2))
     assert [each.target for each in planned] == [REFERENCE, TARGET, REFERENCE]
 
 
@@ -48,7 +48,8 @@ def test_each_run_writes_to_names_of_its_own() -> None:
     """Topics, groups and transactional ids have a suffix for each run, after other renames."""
     translate = TranslateOptions(renames={("topic", "orders"): "sales"})
     plan = plan_of_capture()
-    planned = plan_runs(plan, TARGET, None, translate, control_runs=2, makes_topics=True)
+    options = SessionOptions(translate=translate, control_runs=2, makes_topics=True)
+    planned = plan_runs(plan, TARGET, None, options)
     names = [run.translate.renames for run in planned]
     assert {kind for kind, _ in names[0]} >= {"topic", "group"}
     for run, renamed in zip(planned, names, strict=True):
@@ -61,8 +62,8 @@ def test_runs_that_cannot_be_kept_apart_are_refused() -> None:
     """Nothing creates the topics that the plan writes to: the text names both ways out."""
     plan = make_plan(load_workload([str(SOURCE)]), PlanOptions(allow=frozenset({"produce"})))
     with pytest.raises(OptionError, match="--create-topics, or --reset"):
-        plan_runs(plan, TARGET, None, TranslateOptions(), control_runs=2)
-    assert plan_runs(plan, TARGET, None, TranslateOptions(), control_runs=2, makes_topics=True)
+        plan_runs(plan, TARGET, None, SessionOptions(control_runs=2))
+    assert plan_runs(plan, TARGET, None, SessionOptions(control_runs=2, makes_topics=True))
 
 
 def play(server: FakeBroker, lines: Path, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
