@@ -3,14 +3,15 @@
 *State.* A message is decoded by moving `pc` over the program and `pos` over the bytes below
 `limit`, the end of the frame or of a tagged field. Open arrays and tagged sections lie on `stack`,
 whose size follows from the definition, never from the bytes. Values are stored in the rows of the
-levels, by address. The current row of a level is the last one that was reserved.
+levels, by address. The current row of a level is the last one that was reserved. The rows of the
+last level are marks.
 
 Each instruction (`protocol/column_plan.py` lists them) is a function that returns the next `pos`
 and a status. If the status is not OK, `pos` is the position of the fault.
 
 *All or nothing.* A message that fails, or finds a level full, leaves no trace: row counts are
-reset, and its body in level 0 becomes null. If a level is full, the call ends with the message, the
-level and the rows needed in `state`; the caller enlarges the level and calls again.
+reset, and its body in level 0 becomes null. If a level is full, the call ends with the message and
+the level in `state`; the caller enlarges the level and calls again.
 
 *Hostile bytes.* Every size is compared with the remaining bytes before it is used: a count of
 elements times the smallest element, a length, a tag's size. Rows are reserved one by one. So memory
@@ -24,8 +25,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bytes, Indices, Ints, Positions, Row, Rows
 from kdissect.jit import (
     copy_bytes,
     inlined,
@@ -45,34 +46,25 @@ from kdissect.protocol import column_plan as plan
 from kdissect.protocol.column_plan import Role
 from kdissect.status import Status
 
-FULL_MARKS = -1  # value of `full` that is no level
-# State of a call: it continues at message `row`; `full` is the level that is full, or FULL_MARKS,
-# `needed` the rows it needs. `templates_at` is the address of all templates, `template_size` the
-# bytes of a version. `template_at` and the next fields belong to the current message.
-STATE = np.dtype([
-    ("row", "i8"),
-    ("full", "i8"), ("needed", "i8"),
-    ("marks", "i8"), ("marks_room", "i8"), ("marks_at", "i8"),
-    ("first_version", "i8"), ("templates_at", "i8"), ("template_size", "i8"),
-    ("header_size", "i8"),  # bytes of the message header in a row of level 0
-    ("elements_max", "i8"),
-    ("template_at", "i8"), ("elements", "i8"), ("has_error_code", "i8"),
-])  # fmt: skip
+# State of a call: it continues at message `row`; `full` is the level that is full. `templates_at`
+# is the address of all templates, `template_size` the bytes of a version, `header_size` those of
+# the message header in a row of level 0. `template_at` and the next fields belong to the current
+# message.
+_STATE_FIELDS = (
+    *("row", "full", "first_version", "templates_at", "template_size", "header_size"),
+    *("elements_max", "template_at", "elements", "has_error_code"),
+)
+STATE = np.dtype([(name, "i8") for name in _STATE_FIELDS])
 # A level: the address and the size of its rows, their template in that of a version, rows of room,
 # rows used, rows used before the current message, and the address of the current row.
-LEVEL = np.dtype([
-    ("address", "i8"), ("row_size", "i8"), ("template", "i8"), ("room", "i8"),
-    ("used", "i8"), ("saved", "i8"), ("row_at", "i8"),
-])  # fmt: skip
+_LEVEL_FIELDS = "address", "row_size", "template", "room", "used", "saved", "row_at"
+LEVEL = np.dtype([(name, "i8") for name in _LEVEL_FIELDS])
 # An open array: `left` of `count` elements remain. An open tagged section: `left` fields remain;
 # `last_tag`, the `limit` outside it, and the pc of its TAGS.
-OPEN = np.dtype([
-    ("is_array", "i8"), ("left", "i8"), ("count", "i8"), ("last_tag", "i8"), ("limit", "i8"),
-    ("pc", "i8"),
-])  # fmt: skip
+_OPEN_FIELDS = "is_array", "left", "count", "last_tag", "limit", "pc"
+OPEN = np.dtype([(name, "i8") for name in _OPEN_FIELDS])
 # A mark of message `row`; `Role` has the meaning of value and length.
 MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("value", "<i8"), ("length", "<i8")], align=True)
-MARK_SIZE = MARK.itemsize
 INDICES = 7  # most arrays around a field
 
 _OK = int(Status.OK)
@@ -94,35 +86,35 @@ wide: Any = np.int64  # all numbers of the kernel have this type, so that each v
 class Program(NamedTuple):
     """The program to run: the instructions and `entries` (pc per version) of a `ColumnPlan`."""
 
-    instructions: npt.NDArray[np.void]
-    entries: npt.NDArray[np.int64]
+    instructions: Rows
+    entries: Indices
 
 
 class EncodedMessages(NamedTuple):
     """Message i is buf[start[i]:end[i]]; the caller checked the bounds."""
 
-    buf: npt.NDArray[np.uint8]
-    start: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
-    api_version: npt.NDArray[np.int16]
+    buf: Bytes
+    start: Positions
+    end: Positions
+    api_version: Ints
 
 
 class RunOutcome(NamedTuple):
     """Result per message. error_pos: from the frame's start. error_at: INDICES numbers each, the
     element indices of the arrays around the fault. surplus: bytes after the end of the body."""
 
-    status: npt.NDArray[np.int8]
-    error_pos: npt.NDArray[np.int64]
-    error_pc: npt.NDArray[np.int32]
-    error_at: npt.NDArray[np.int64]
-    surplus: npt.NDArray[np.int64]
+    status: Ints  # int8
+    error_pos: Positions
+    error_pc: Ints  # int32
+    error_at: Indices
+    surplus: Indices
 
 
 # ---- lengths and counts ----
 
 
 @inlined
-def read_uvarint(buf: Any, pos: int, limit: int) -> Any:
+def read_uvarint(buf: Bytes, pos: int, limit: int) -> tuple[int, int, int]:
     """(value, next pos, status) of an unsigned varint of at most 32 bits."""
     value = 0
     shift = 0
@@ -140,7 +132,7 @@ def read_uvarint(buf: Any, pos: int, limit: int) -> Any:
 
 
 @inlined
-def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
+def read_length(buf: Bytes, pos: int, limit: int, form: int) -> tuple[int, int, int]:
     """(length or count, next pos, status); -1 means null in every form."""
     # KIP-482: a compact length is stored plus one as a varint, 0 means null
     if form == plan.FORM_COMPACT:
@@ -160,7 +152,9 @@ def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
 
 
 @part
-def _read_size(buf: Any, pos: int, limit: int, form: int, unit: int, excess: int) -> Any:
+def _read_size(
+    buf: Bytes, pos: int, limit: int, form: int, unit: int, excess: int
+) -> tuple[int, int, int]:
     """(length, next pos, status) of a string, bytes or an array; -1 means null, if the form allows
     it.
 
@@ -182,51 +176,38 @@ def _read_size(buf: Any, pos: int, limit: int, form: int, unit: int, excess: int
 
 
 @part
-def _is_full(state: Any, full: int, needed: int) -> int:
-    state["full"] = full
-    state["needed"] = needed
-    return _ROOM
-
-
-@part
-def _take_row(levels: Any, number: int, state: Any) -> int:
-    """Reserve the next row of a level, as its template is; returns a status."""
+def _reserve(levels: Rows, number: int, state: Row) -> int:
+    """Reserve the next row of a level; returns a status."""
     level = levels[number]
     if level["used"] == level["room"]:
-        return _is_full(state, number, level["used"] + 1)
-    row_at = level["address"] + level["row_size"] * level["used"]
-    copy_bytes(row_at, state["template_at"] + level["template"], level["row_size"])
-    level["row_at"] = row_at
+        state["full"] = number
+        return _ROOM
+    level["row_at"] = level["address"] + level["row_size"] * level["used"]
     level["used"] += 1
     return _OK
 
 
 @part
-def _check_marks(state: Any, number: int) -> int:
-    """Check that there is room for `number` marks; returns a status."""
-    needed = state["marks"] + number
-    if needed > state["marks_room"]:
-        return _is_full(state, wide(FULL_MARKS), needed)
-    return _OK
-
-
-@part
-def _put_mark(state: Any, message: int, role: int, value: int, length: int) -> None:
-    """Append a mark; there is room for it."""
-    at = state["marks_at"] + MARK_SIZE * state["marks"]
-    store_32(at, message)
-    store_16(at + 4, role)
-    store_64(at + 8, value)
-    store_64(at + 16, length)
-    state["marks"] += 1
-
-
-@part
-def _append_mark(state: Any, message: int, role: int, value: int, length: int) -> int:
-    """Append a mark; returns a status."""
-    code = _check_marks(state, 1)
+def _take_row(levels: Rows, number: int, state: Row) -> int:
+    """Reserve the next row of a level, as its template is; returns a status."""
+    code = _reserve(levels, number, state)
     if code == _OK:
-        _put_mark(state, message, role, value, length)
+        level = levels[number]
+        copy_bytes(level["row_at"], state["template_at"] + level["template"], level["row_size"])
+    return code
+
+
+@part
+def _mark(levels: Rows, state: Row, role: int, value: int, length: int) -> int:
+    """Append a mark of the current message; returns a status."""
+    number = wide(len(levels) - 1)
+    code = _reserve(levels, number, state)
+    if code == _OK:
+        at = levels[number]["row_at"]
+        store_32(at, state["row"])
+        store_16(at + 4, role)
+        store_64(at + 8, value)
+        store_64(at + 16, length)
     return code
 
 
@@ -234,7 +215,9 @@ def _append_mark(state: Any, message: int, role: int, value: int, length: int) -
 
 
 @part
-def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> Any:
+def _store_value(
+    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
+) -> tuple[int, int]:
     """VALUE: store a value of fixed width; returns (next pos, status)."""
     size = step["size"]
     if size > limit - pos:
@@ -261,14 +244,16 @@ def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: 
     role = step["role"]
     # The first error code of a message is marked in any case, later ones only if they are not 0.
     if role != 0 and (role != _ERROR_CODE or value != 0 or not state["has_error_code"]):
-        code = _append_mark(state, i, role, value, wide(0))
+        code = _mark(levels, state, role, value, wide(0))
     if role == _ERROR_CODE:
         state["has_error_code"] = 1
     return pos + size, code
 
 
 @part
-def _store_bytes(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> Any:
+def _store_bytes(
+    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
+) -> tuple[int, int]:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
     length, after, code = _read_size(buf, pos, limit, step["form"], wide(1), _TRUNCATED)
     if code != _OK:
@@ -280,14 +265,14 @@ def _store_bytes(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: 
             # a packed place: 33 bits of position, 31 bits of length
             store_64(at + 1, (after << 31) | length)
     if step["role"] != 0 and length >= step["size"]:
-        code = _append_mark(state, i, step["role"], after, length)
+        code = _mark(levels, state, step["role"], after, length)
     return after + max(length, 0), code
 
 
 @part
 def _open_array(
-    step: Any, buf: Any, pos: int, limit: int, levels: Any, top: Any, state: Any
-) -> Any:
+    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, top: Row, state: Row
+) -> tuple[int, int, int]:
     """ARRAY: open an array; returns (elements, next pos, status).
 
     `top` becomes the open array and the row of its first element is reserved, unless it is empty.
@@ -311,7 +296,9 @@ def _open_array(
 
 
 @part
-def _read_presence(step: Any, buf: Any, pos: int, limit: int, levels: Any) -> Any:
+def _read_presence(
+    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows
+) -> tuple[int, int, int]:
     """NULLABLE: returns (presence, next pos, status); a negative presence means null."""
     # a nullable struct in a tagged field has a varint here, 0 for null
     if step["form"] == plan.FORM_COMPACT:
@@ -331,7 +318,7 @@ def _read_presence(step: Any, buf: Any, pos: int, limit: int, levels: Any) -> An
 
 
 @part
-def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
+def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int, int, int]:
     """TAGS: returns (fields, next pos, status). `top` becomes the open section, unless it is
     empty."""
     number, after, code = read_uvarint(buf, pos, limit)
@@ -349,24 +336,32 @@ def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
 
 
 @part
-def _mark_unknown_tag(stack: Any, depth: int, state: Any, i: int, pos: int, length: int) -> int:
+def _mark_unknown_tag(
+    stack: Rows, depth: int, levels: Rows, state: Row, pos: int, length: int
+) -> int:
     """Mark the tag that the innermost section read last; returns a status."""
-    code = _check_marks(state, 2 + INDICES)
+    top = stack[depth - 1]
+    code = _mark(levels, state, wide(_UNKNOWN_TAG), top["last_tag"], top["pc"])
     if code == _OK:
-        top = stack[depth - 1]
-        _put_mark(state, i, wide(_UNKNOWN_TAG), top["last_tag"], top["pc"])
-        _put_mark(state, i, wide(_UNKNOWN_DATA), pos, length)
-        for outer in range(depth):
-            if stack[outer]["is_array"]:
-                index = stack[outer]["count"] - stack[outer]["left"]
-                _put_mark(state, i, wide(_UNKNOWN_AT), index, wide(0))
+        code = _mark(levels, state, wide(_UNKNOWN_DATA), pos, length)
+    for outer in range(depth):
+        if code == _OK and stack[outer]["is_array"]:
+            index = stack[outer]["count"] - stack[outer]["left"]
+            code = _mark(levels, state, wide(_UNKNOWN_AT), index, wide(0))
     return code
 
 
 @part
 def _next_tag(
-    program: Any, buf: Any, pos: int, limit: int, stack: Any, depth: int, state: Any, i: int
-) -> Any:
+    program: Rows,
+    buf: Bytes,
+    pos: int,
+    limit: int,
+    stack: Rows,
+    depth: int,
+    levels: Rows,
+    state: Row,
+) -> tuple[int, int, int, int, int]:
     """Go to the next known field of the innermost section, or close the section.
 
     Returns (pc, next pos, limit, depth, status).
@@ -393,7 +388,7 @@ def _next_tag(
             step = program[entry]
             if step["tag"] == tag:
                 return step["jump"], pos, pos + size, depth, code
-        code = _mark_unknown_tag(stack, depth, state, i, pos, size)
+        code = _mark_unknown_tag(stack, depth, levels, state, pos, size)
         if code != _OK:
             return pc, pos, limit, depth, code
         pos += size
@@ -404,7 +399,7 @@ def _next_tag(
 
 
 @part
-def _begin(program: Any, version: int, levels: Any, state: Any) -> int:
+def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
     """Begin a message in the next row of level 0; returns its pc, -1 for an unknown version."""
     for number in range(len(levels)):
         levels[number]["saved"] = levels[number]["used"]
@@ -422,7 +417,7 @@ def _begin(program: Any, version: int, levels: Any, state: Any) -> int:
 
 
 @part
-def _undo(levels: Any, state: Any) -> None:
+def _undo(levels: Rows, state: Row) -> None:
     """Remove the rows of a message; in level 0 only the header's values stay."""
     for number in range(1, len(levels)):
         levels[number]["used"] = levels[number]["saved"]
@@ -432,7 +427,7 @@ def _undo(levels: Any, state: Any) -> None:
 
 
 @part
-def _put_failure_place(outcome: Any, stack: Any, depth: int, i: int) -> None:
+def _put_failure_place(outcome: RunOutcome, stack: Rows, depth: int, i: int) -> None:
     at = i * INDICES
     for outer in range(depth):
         if stack[outer]["is_array"]:
@@ -442,23 +437,25 @@ def _put_failure_place(outcome: Any, stack: Any, depth: int, i: int) -> None:
 
 @kernel
 def run_plan(
-    program: Any, messages: Any, levels: Any, stack: Any, outcome: Any, states: Any
+    program: Program,
+    messages: EncodedMessages,
+    levels: Rows,
+    stack: Rows,
+    outcome: RunOutcome,
+    state: Row,
 ) -> int:
-    """Decode messages from states[0]["row"] on; returns how many are done.
+    """Decode messages from the row of `state` on; returns how many are done.
 
-    Fewer than all are done if a level is full. program: `Program`. messages: `EncodedMessages`.
-    levels: LEVEL, the first with room for all messages. outcome: `RunOutcome`, written per message.
-    stack: OPEN[depth of the plan + 1]. states: STATE[1].
+    Fewer than all are done if a level is full. levels: LEVEL, the first with room for all messages.
+    outcome: written per message. stack: OPEN[depth of the plan + 1]. state: STATE.
     """
     instructions = program.instructions
     buf = messages.buf
-    state = states[0]
-    i = state["row"]
-    while i < len(messages.start):
+    for i in range(state["row"], len(messages.start)):
+        state["row"] = i
         start = messages.start[i]
         limit = messages.end[i]
         pos = start
-        marks = state["marks"]
         depth = wide(0)  # rows of the stack
         pc = _begin(program, wide(messages.api_version[i]), levels, state)
         code = _OK if pc >= 0 else _VERSION
@@ -470,9 +467,9 @@ def run_plan(
             in_tags = False
             pc += 1
             if op == plan.VALUE:
-                pos, code = _store_value(step, buf, pos, limit, levels, state, i)
+                pos, code = _store_value(step, buf, pos, limit, levels, state)
             elif op == plan.BYTES:
-                pos, code = _store_bytes(step, buf, pos, limit, levels, state, i)
+                pos, code = _store_bytes(step, buf, pos, limit, levels, state)
             elif op == plan.TAGS:
                 number, pos, code = _open_tags(buf, pos, limit, at, stack[depth])
                 if number > 0:
@@ -510,21 +507,18 @@ def run_plan(
             if in_tags:
                 at = stack[depth - 1]["pc"]
                 pc, pos, limit, depth, code = _next_tag(
-                    instructions, buf, pos, limit, stack, depth, state, i
+                    instructions, buf, pos, limit, stack, depth, levels, state
                 )
         if code == _OK:
             outcome.status[i] = _OK
             outcome.surplus[i] = limit - pos
         else:
             _undo(levels, state)
-            state["marks"] = marks
             if code == _ROOM:
                 levels[0]["used"] = i
-                break
+                return i
             outcome.status[i] = code
             outcome.error_pos[i] = pos - start
             outcome.error_pc[i] = at
             _put_failure_place(outcome, stack, depth, i)
-        i += 1
-    state["row"] = i
-    return i
+    return len(messages.start)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from kdissect.arrays import read_only
+from kdissect.arrays import Bools, Bytes, Ints, Positions, Rows, address_of, read_only
+from kdissect.codec import column_kernel as kernel
 from kdissect.codec.arrow_columns import Reader, arrow_type, field_paths, unknown_tags
-from kdissect.codec.column_buffers import Builders
-from kdissect.codec.column_kernel import (
-    INDICES,
-    EncodedMessages,
-    Program,
-    RunOutcome,
-    run_plan,
-)
+from kdissect.codec.column_kernel import INDICES, EncodedMessages, RunOutcome
 from kdissect.protocol.column_plan import ColumnPlan
 from kdissect.protocol.column_plan import plan as plan_of
 from kdissect.status import Status
@@ -29,6 +21,7 @@ BYTES_MAX = (2**31 - 1) // 3
 # bytes in columns. A response with 200 000 partitions names some 2 000 000 replicas.
 ELEMENTS_MAX = 5_000_000
 BUFFER_MAX = 2**32  # a packed place has 32 bits of position and 31 of length
+_FIRST_ROOM = 256  # rows of a level
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +41,24 @@ class MessageColumns:
     """
 
     body: pa.StructArray
-    status: NDArray[np.int8]
-    error_pos: NDArray[np.int64]
-    surplus: NDArray[np.int64]
-    correlation_id: NDArray[np.int32]
-    has_header: NDArray[np.bool_]
-    invalid_utf8: NDArray[np.bool_]
+    status: Ints
+    error_pos: Positions
+    surplus: Positions
+    correlation_id: Ints
+    has_header: Bools
+    invalid_utf8: Bools
     unknown_tags: pa.ListArray
-    marks: NDArray[np.void]
+    marks: Rows
     _plan: ColumnPlan = field(repr=False)
-    _error_pc: NDArray[np.int32] = field(repr=False)
-    _error_at: NDArray[np.int64] = field(repr=False)  # [m, INDICES]
+    _error_pc: Ints = field(repr=False)
+    _error_at: Positions = field(repr=False)  # [m, INDICES]
 
     def error_path(self, row: int) -> str:
         """The field at which message `row` failed, ``responses[0].partitions[3].records``; ""
         for all."""
         return str(self.error_paths(np.array([row]))[0].as_py())
 
-    def error_paths(self, rows: NDArray[np.integer[Any]]) -> pa.StringArray:
+    def error_paths(self, rows: Ints) -> pa.StringArray:
         """`error_path` of many messages."""
         in_body = ~np.isin(self.status[rows], (Status.OK, Status.UNKNOWN_VERSION))
         pc = np.where(in_body, self._error_pc[rows], -1)
@@ -80,10 +73,10 @@ def body_type(api_key: int, side: str) -> pa.StructType:
 
 def decode_columns(
     plan: ColumnPlan,
-    buf: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    api_version: NDArray[np.int16],
+    buf: Bytes,
+    start: Positions,
+    end: Positions,
+    api_version: Ints,
     elements_max: int = ELEMENTS_MAX,
 ) -> MessageColumns:
     """Decode the frames buf[start:end] (header and body, without the size prefix).
@@ -102,16 +95,16 @@ def decode_columns(
     """
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     count = len(start)
-    builders, outcome = _run(plan, EncodedMessages(buf, start, end, api_version), elements_max)
-    used = builders.levels["used"].tolist()
-    reader = Reader([rows[:n] for rows, n in zip(builders.rows, used, strict=True)], buf)
+    messages = EncodedMessages(buf, start, end, api_version)
+    (*levels, marked), outcome = _run(plan, messages, elements_max)
+    reader = Reader(levels, buf)
     good = outcome.status == Status.OK
     # if no message decodes, columns of its fields would be null
     is_any = bool(good.any())
     body = reader.struct(plan.body, 0, good) if is_any else pa.nulls(count, arrow_type(plan.body))
     node = plan.header.children["correlation_id"]
     has_header = reader.rows[0][:, node.at].astype(np.bool_)
-    marks = builders.marks[: builders.state["marks"][0]]
+    marks = marked.view(kernel.MARK)[:, 0]
     return MessageColumns(
         body=body,
         status=outcome.status,
@@ -128,7 +121,9 @@ def decode_columns(
     )
 
 
-def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
+def _checked(
+    buf: Bytes, start: Positions, end: Positions, api_version: Ints
+) -> tuple[Bytes, Positions, Positions, Ints]:
     """The arrays as the kernel takes them: in other dtypes it would be compiled again."""
     if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
         raise ValueError("buf must be a contiguous uint8 array of one dimension")
@@ -151,9 +146,11 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
 
 def _run(
     plan: ColumnPlan, messages: EncodedMessages, elements_max: int
-) -> tuple[Builders, RunOutcome]:
+) -> tuple[list[Bytes], RunOutcome]:
+    """The rows of each level as bytes, those of the marks last; the result of each message."""
+    if any(path.count("[]") > INDICES for path in plan.paths):
+        raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
     count = len(messages.start)
-    builders = Builders(plan, count)
     outcome = RunOutcome(
         np.zeros(count, np.int8),
         np.zeros(count, np.int64),
@@ -161,9 +158,25 @@ def _run(
         np.zeros(count * INDICES, np.int64),
         np.zeros(count, np.int64),
     )
-    builders.state["elements_max"] = elements_max
-    program = Program(plan.program, plan.entries)
-    levels, stack, state = builders.levels, builders.stack, builders.state
-    while run_plan(program, messages, levels, stack, outcome, state) < count:
-        builders.grow()
-    return builders, outcome
+    row_size = np.append(plan.row_size, kernel.MARK.itemsize)
+    rows = [np.empty((_FIRST_ROOM, size), np.uint8) for size in row_size.tolist()]
+    rows[0] = np.empty((count, rows[0].shape[1]), np.uint8)
+    levels = np.zeros(len(rows), kernel.LEVEL)
+    levels["row_size"], levels["template"] = row_size, np.cumsum(row_size) - row_size
+    levels["room"] = [len(some) for some in rows]
+    levels["address"] = [address_of(some) for some in rows]
+    stack = np.zeros(plan.depth + 1, kernel.OPEN)
+    state = np.zeros(1, kernel.STATE)[0]
+    state["first_version"] = plan.first_version
+    state["templates_at"] = address_of(plan.templates)
+    state["template_size"] = plan.row_size.sum()
+    state["header_size"] = plan.header_size
+    state["elements_max"] = elements_max
+    program = kernel.Program(plan.program, plan.entries)
+    while kernel.run_plan(program, messages, levels, stack, outcome, state) < count:
+        full = int(state["full"])
+        level, some = levels[full], rows[full]
+        rows[full] = np.empty((2 * len(some), some.shape[1]), np.uint8)
+        rows[full][: len(some)] = some
+        level["room"], level["address"] = len(rows[full]), address_of(rows[full])
+    return [some[:used] for some, used in zip(rows, levels["used"].tolist(), strict=True)], outcome
