@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -30,6 +31,7 @@ JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
 BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
 
 
 def kernel(function: Function) -> Function:

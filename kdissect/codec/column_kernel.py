@@ -22,7 +22,7 @@ grows with the bytes that exist.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from kdissect.arrays import Bytes, Indices, Ints, Positions, Row, Rows
 from kdissect.jit import (
     copy_bytes,
     inlined,
+    int64,
     kernel,
     part,
     read_i8,
@@ -80,7 +81,6 @@ _ROOM = int(Status.ROOM_NEEDED)
 _ERROR_CODE = int(Role.ERROR_CODE)
 _UNKNOWN_TAG, _UNKNOWN_DATA = int(Role.UNKNOWN_TAG), int(Role.UNKNOWN_DATA)
 _UNKNOWN_AT = int(Role.UNKNOWN_AT)
-wide: Any = np.int64  # all numbers of the kernel have this type, so that each variable has one type
 
 
 class Program(NamedTuple):
@@ -200,7 +200,7 @@ def _take_row(levels: Rows, number: int, state: Row) -> int:
 @part
 def _mark(levels: Rows, state: Row, role: int, value: int, length: int) -> int:
     """Append a mark of the current message; returns a status."""
-    number = wide(len(levels) - 1)
+    number = int64(len(levels) - 1)
     code = _reserve(levels, number, state)
     if code == _OK:
         at = levels[number]["row_at"]
@@ -226,25 +226,25 @@ def _store_value(
     store_8(at, 1)
     at += 1
     if size == 4:
-        value = wide(read_i32(buf, pos))
+        value = int64(read_i32(buf, pos))
         store_32(at, value)
     elif size == 8:
-        value = wide(read_i64(buf, pos))
+        value = int64(read_i64(buf, pos))
         store_64(at, value)
     elif size == 2:
-        value = wide(read_i16(buf, pos))
+        value = int64(read_i16(buf, pos))
         store_16(at, value)
     elif size == 1:
-        value = wide(read_i8(buf, pos))
+        value = int64(read_i8(buf, pos))
         store_8(at, value)
     else:  # a uuid: only its position, the bytes are not copied
-        value = wide(pos)
+        value = int64(pos)
         store_64(at, value)
     code = _OK
     role = step["role"]
     # The first error code of a message is marked in any case, later ones only if they are not 0.
     if role != 0 and (role != _ERROR_CODE or value != 0 or not state["has_error_code"]):
-        code = _mark(levels, state, role, value, wide(0))
+        code = _mark(levels, state, role, value, int64(0))
     if role == _ERROR_CODE:
         state["has_error_code"] = 1
     return pos + size, code
@@ -255,12 +255,12 @@ def _store_bytes(
     step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
 ) -> tuple[int, int]:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
-    length, after, code = _read_size(buf, pos, limit, step["form"], wide(1), _TRUNCATED)
+    length, after, code = _read_size(buf, pos, limit, step["form"], int64(1), _TRUNCATED)
     if code != _OK:
         return pos, code
     if step["at"] >= 0:
         at = levels[step["level"]]["row_at"] + step["at"]
-        store_8(at, wide(length >= 0))
+        store_8(at, int64(length >= 0))
         if length >= 0:
             # a packed place: 33 bits of position, 31 bits of length
             store_64(at + 1, (after << 31) | length)
@@ -283,9 +283,9 @@ def _open_array(
         if state["elements"] > state["elements_max"]:
             code = _LIMIT
     if code != _OK:
-        return wide(0), pos, code
+        return int64(0), pos, code
     at = levels[step["level"]]["row_at"] + step["at"]
-    store_8(at, wide(number >= 0))
+    store_8(at, int64(number >= 0))
     store_32(at + 1, max(number, 0))
     if number > 0:
         code = _take_row(levels, step["child_level"], state)
@@ -303,14 +303,14 @@ def _read_presence(
     # a nullable struct in a tagged field has a varint here, 0 for null
     if step["form"] == plan.FORM_COMPACT:
         number, after, code = read_uvarint(buf, pos, limit)
-        presence = wide(number - 1)
+        presence = int64(number - 1)
     elif pos < limit:
-        presence, after, code = wide(read_i8(buf, pos)), pos + 1, _OK
+        presence, after, code = int64(read_i8(buf, pos)), pos + 1, _OK
     else:
-        presence, after, code = wide(0), pos, _TRUNCATED
+        presence, after, code = int64(0), pos, _TRUNCATED
     if code != _OK:
         return presence, pos, code
-    store_8(levels[step["level"]]["row_at"] + step["at"], wide(presence >= 0))
+    store_8(levels[step["level"]]["row_at"] + step["at"], int64(presence >= 0))
     return presence, after, code
 
 
@@ -325,7 +325,7 @@ def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int
     if code == _OK and number * 2 > limit - after:  # a tag and a size take at least one byte each
         code = _IMPOSSIBLE
     if code != _OK:
-        return wide(0), pos, code
+        return int64(0), pos, code
     if number > 0:
         top["is_array"] = 0
         top["left"] = number
@@ -341,13 +341,13 @@ def _mark_unknown_tag(
 ) -> int:
     """Mark the tag that the innermost section read last; returns a status."""
     top = stack[depth - 1]
-    code = _mark(levels, state, wide(_UNKNOWN_TAG), top["last_tag"], top["pc"])
+    code = _mark(levels, state, int64(_UNKNOWN_TAG), top["last_tag"], top["pc"])
     if code == _OK:
-        code = _mark(levels, state, wide(_UNKNOWN_DATA), pos, length)
+        code = _mark(levels, state, int64(_UNKNOWN_DATA), pos, length)
     for outer in range(depth):
         if code == _OK and stack[outer]["is_array"]:
             index = stack[outer]["count"] - stack[outer]["left"]
-            code = _mark(levels, state, wide(_UNKNOWN_AT), index, wide(0))
+            code = _mark(levels, state, int64(_UNKNOWN_AT), index, int64(0))
     return code
 
 
@@ -406,13 +406,13 @@ def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
     state["elements"] = 0
     state["has_error_code"] = 0
     version -= state["first_version"]
-    pc = wide(-1)
+    pc = int64(-1)
     if 0 <= version < len(program.entries):
         pc = program.entries[version]
     else:
-        version = wide(len(program.entries))
+        version = int64(len(program.entries))
     state["template_at"] = state["templates_at"] + version * state["template_size"]
-    _take_row(levels, wide(0), state)
+    _take_row(levels, int64(0), state)
     return pc
 
 
@@ -456,8 +456,8 @@ def run_plan(
         start = messages.start[i]
         limit = messages.end[i]
         pos = start
-        depth = wide(0)  # rows of the stack
-        pc = _begin(program, wide(messages.api_version[i]), levels, state)
+        depth = int64(0)  # rows of the stack
+        pc = _begin(program, int64(messages.api_version[i]), levels, state)
         code = _OK if pc >= 0 else _VERSION
         at = pc  # of the instruction that runs
         while code == _OK:

@@ -24,27 +24,13 @@ from typing import Any
 
 import crc32c
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Indices, Ints, Rows, address_of, take
+from kdissect.arrays import Bools, Bytes, Indices, Ints, Positions, Rows, address_of, take
 from kdissect.codec import record_kernel as rk
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompress
 from kdissect.codec.strings import as_text, gathered
 from kdissect.status import Status
-
-__all__ = [
-    "BATCHES",
-    "FAULT",
-    "RECORD_SCHEMA",
-    "DecompressionLimits",
-    "FaultStage",
-    "RecordChunk",
-    "RecordSet",
-    "decode_record_set",
-    "first_batch",
-    "iter_record_chunks",
-]
 
 TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 CONTROL_TYPES = (
@@ -144,7 +130,7 @@ class RecordChunk:
 
     batches: pa.RecordBatch  # BATCHES
     records: pa.RecordBatch  # RECORD_SCHEMA
-    faults: npt.NDArray[np.void]  # FAULT
+    faults: Rows  # FAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +139,7 @@ class RecordSet:
 
     batches: list[dict[str, Any]]
     records: list[dict[str, Any]]
-    faults: npt.NDArray[np.void]  # FAULT
+    faults: Rows  # FAULT
 
 
 def decode_record_set(data: bytes) -> RecordSet:
@@ -175,9 +161,9 @@ _DEFAULT_LIMITS = DecompressionLimits()
 
 
 def iter_record_chunks(
-    buf: npt.NDArray[np.uint8],
-    start: npt.NDArray[np.int64],
-    length: npt.NDArray[np.int64],
+    buf: Bytes,
+    start: Positions,
+    length: Positions,
     limits: DecompressionLimits = _DEFAULT_LIMITS,
     chunk_bytes: int = 8 << 20,
 ) -> Iterator[RecordChunk]:
@@ -208,9 +194,9 @@ class _Decoder:
 
     def __init__(
         self,
-        buf: npt.NDArray[np.uint8],
-        start: npt.NDArray[np.int64],
-        length: npt.NDArray[np.int64],
+        buf: Bytes,
+        start: Positions,
+        length: Positions,
         limits: DecompressionLimits,
         chunk_bytes: int,
     ) -> None:
@@ -364,9 +350,10 @@ def _batches(b: Rows) -> pa.RecordBatch:
     # a wrapper has its last offset; the first one comes from the messages inside
     is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
 
-    def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
+    def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Bools:
         """bool: batches of known magic of which this many bytes are there."""
-        return has_magic & (visible >= np.where(is_v2, v2_end, legacy_end))
+        is_seen: Bools = has_magic & (visible >= np.where(is_v2, v2_end, legacy_end))
+        return is_seen
 
     has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
     horizon = is_v2 & (attributes & 64 != 0) & seen(35)
@@ -457,12 +444,12 @@ def _fault_rows(
     return faults
 
 
-def _time_seen(b: Any) -> Any:
+def _time_seen(b: Rows) -> Bools:
     """bool: whether a message's timestamp is there; magic 0 has none."""
     return (b["magic"] != 1) | (b["visible"] >= rk.MESSAGE_HEADER_SIZE_V1)
 
 
-def _timestamp_types(b: Any) -> Any:
+def _timestamp_types(b: Rows) -> Ints:
     return np.where(b["magic"] == 0, 0, np.where(b["attributes"] & 8 != 0, 2, 1)).astype(np.int8)
 
 
@@ -476,7 +463,7 @@ def _headers(records: Rows, headers: Rows) -> tuple[pa.Array, Indices]:
     return pa.ListArray.from_arrays(pa.array(places), pairs), wrong
 
 
-def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:
+def _named(indices: Ints, names: tuple[str, ...], valid: Bools | None = None) -> pa.Array:
     """Dictionary column of `names`; null where not `valid`."""
     mask = None if valid is None else ~valid
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
@@ -503,7 +490,7 @@ _SEARCHED = 1 << 16  # positions at a time
 _WORK_FACTOR = 8
 
 
-def first_batch(data: npt.NDArray[np.uint8]) -> int:
+def first_batch(data: Bytes) -> int:
     """Position of the first complete batch in data (uint8[n]); n if there is none.
 
     A snapshot is fetched in pieces that ignore batch boundaries (FetchSnapshot, KIP-630), so a
@@ -524,12 +511,12 @@ def first_batch(data: npt.NDArray[np.uint8]) -> int:
     return size
 
 
-def _plausible(data: npt.NDArray[np.uint8], low: int, high: int) -> list[tuple[int, int]]:
+def _plausible(data: Bytes, low: int, high: int) -> list[tuple[int, int]]:
     """(start, end) of each plausible complete batch that begins in [low, high)."""
     magic = data[low + rk.MAGIC_POS : high + rk.MAGIC_POS]
     places = low + np.flatnonzero(magic == 2)
 
-    def int32(skip: int) -> npt.NDArray[np.int64]:
+    def int32(skip: int) -> Positions:
         value = np.zeros(len(places), np.int64)
         for k in range(4):
             value = (value << 8) | data[places + skip + k]

@@ -11,13 +11,13 @@ the next call: a batch stores the progress of its parsing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from kdissect.arrays import Bytes, Indices, Positions, Row, Rows
 from kdissect.jit import (
     JIT_ENABLED,
     inlined,
+    int64,
     kernel,
     load_u8,
     load_u32,
@@ -33,42 +33,44 @@ from kdissect.status import Status
 
 # A batch: what `scan_batches` reads in its header, and the progress of decoding its records. Header
 # fields beyond its `visible` bytes (if the end is cut off) are undefined.
-BATCH = np.dtype([
-    ("set_index", "i8"),
-    ("batch_index", "i8"),  # in its set
-    ("pos", "i8"),
-    ("size", "i8"),
-    ("state", "i8"),  # WHOLE to BAD_LENGTH
-    ("visible", "i8"),  # bytes of `size` that are there
-    ("base_offset", "i8"),
-    ("last_offset", "i8"),
-    ("magic", "i8"),
-    ("attributes", "i8"),
-    ("crc", "i8"),  # stored
-    ("record_count", "i8"),  # announced; for BAD_LENGTH the length
-    ("base_timestamp", "i8"),
-    ("max_timestamp", "i8"),
-    ("producer_id", "i8"),
-    ("producer_epoch", "i8"),
-    ("base_sequence", "i8"),
-    ("leader_epoch", "i8"),
-    ("crc_start", "i8"),  # position of the first byte that the CRC covers
-    ("section_start", "i8"),  # position of the records
-    ("section_size", "i8"),
-    ("data_address", "i8"),  # of the records, decompressed
-    ("data_size", "i8"),  # -1: they cannot be read
-    ("computed_crc", "i8"),
-    ("inner_crc", "i8"),  # of the first message with a wrong CRC in a wrapper: stored, computed
-    ("inner_computed_crc", "i8"),
-    ("codec_status", "i8"),  # OK, or why there are no decompressed records
-    ("codec_allowance", "i8"),  # bytes that were allowed then
-    ("status", "i8"),  # OK, or why parsing ended early
-    ("parsed_bytes", "i8"),
-    ("parsed_records", "i8"),
-    ("first_offset", "i8"),  # of its first record
-    ("shift", "i8"),  # of the offsets inside a wrapper
-    ("is_walked", "i8"),  # `shift` is known
-])  # fmt: skip
+BATCH = np.dtype(
+    [
+        ("set_index", "i8"),
+        ("batch_index", "i8"),  # in its set
+        ("pos", "i8"),
+        ("size", "i8"),
+        ("state", "i8"),  # WHOLE to BAD_LENGTH
+        ("visible", "i8"),  # bytes of `size` that are there
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("magic", "i8"),
+        ("attributes", "i8"),
+        ("crc", "i8"),  # stored
+        ("record_count", "i8"),  # announced; for BAD_LENGTH the length
+        ("base_timestamp", "i8"),
+        ("max_timestamp", "i8"),
+        ("producer_id", "i8"),
+        ("producer_epoch", "i8"),
+        ("base_sequence", "i8"),
+        ("leader_epoch", "i8"),
+        ("crc_start", "i8"),  # position of the first byte that the CRC covers
+        ("section_start", "i8"),  # position of the records
+        ("section_size", "i8"),
+        ("data_address", "i8"),  # of the records, decompressed
+        ("data_size", "i8"),  # -1: they cannot be read
+        ("computed_crc", "i8"),
+        ("inner_crc", "i8"),  # of the first message with a wrong CRC in a wrapper: stored, computed
+        ("inner_computed_crc", "i8"),
+        ("codec_status", "i8"),  # OK, or why there are no decompressed records
+        ("codec_allowance", "i8"),  # bytes that were allowed then
+        ("status", "i8"),  # OK, or why parsing ended early
+        ("parsed_bytes", "i8"),
+        ("parsed_records", "i8"),
+        ("first_offset", "i8"),  # of its first record
+        ("shift", "i8"),  # of the offsets inside a wrapper
+        ("is_walked", "i8"),  # `shift` is known
+    ]
+)
 _UNREAD = np.zeros(1, BATCH)
 for _name in (BATCH.names or ())[: (BATCH.names or ()).index("computed_crc")]:
     _UNREAD[_name] = -1
@@ -88,28 +90,30 @@ MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
 
 # The position of `parse_records` between two calls, and the results of the last one.
-PARSE_POSITION = np.dtype([
-    ("batch", "i8"),  # the next one
-    ("row_count", "i8"),
-    ("header_count", "i8"),
-    ("headers_needed", "i8"),  # headers of a single record that does not fit at all, else 0
-])  # fmt: skip
+PARSE_POSITION = np.dtype(
+    [
+        ("batch", "i8"),  # the next one
+        ("row_count", "i8"),
+        ("header_count", "i8"),
+        ("headers_needed", "i8"),  # headers of a single record that does not fit at all, else 0
+    ]
+)
 
 
 # A parsed record, and a header of one, in order. Length -1: null.
-RECORD = np.dtype([
-    ("batch", "i8"),
-    ("record_index", "i8"),  # in its batch
-    ("offset", "i8"),
-    ("timestamp", "i8"),
-    ("control_type", "i8"),  # NO_CONTROL_TYPE: no control record
-    ("key_address", "i8"), ("key_length", "i8"),
-    ("value_address", "i8"), ("value_length", "i8"),
-    ("header_count", "i8"),
-])  # fmt: skip
-HEADER = np.dtype([
-    ("key_address", "i8"), ("key_length", "i8"), ("value_address", "i8"), ("value_length", "i8"),
-])  # fmt: skip
+_PAIR = "key_address", "key_length", "value_address", "value_length"
+HEADER = np.dtype([(name, "i8") for name in _PAIR])
+RECORD = np.dtype(
+    [
+        ("batch", "i8"),
+        ("record_index", "i8"),  # in its batch
+        ("offset", "i8"),
+        ("timestamp", "i8"),
+        ("control_type", "i8"),  # NO_CONTROL_TYPE: no control record
+        *((name, "i8") for name in _PAIR),
+        ("header_count", "i8"),
+    ]
+)
 
 
 def scan_start() -> np.void:
@@ -150,18 +154,20 @@ else:
 
 
 @inlined
-def _load_i32(address: Any) -> Any:
+def _load_i32(address: int) -> int:
     value = load_u32(address)
-    return (np.int64(value) ^ 0x80000000) - 0x80000000
+    return (int64(value) ^ 0x80000000) - 0x80000000
 
 
 @inlined
-def _load_i64(address: Any) -> Any:
-    return (_load_i32(address) << 32) | np.int64(load_u32(address + 4))
+def _load_i64(address: int) -> int:
+    return (_load_i32(address) << 32) | int64(load_u32(address + 4))
 
 
 @kernel
-def scan_batches(buf: Any, start: Any, length: Any, position: Any, batches: Any) -> Any:
+def scan_batches(
+    buf: Bytes, start: Positions, length: Indices, position: Row, batches: Rows
+) -> int:
     """Walk over record sets and describe their batches; returns the number of rows, 0 at the end.
 
     buf: uint8. start, length: int64, the sets inside buf. position: SCAN_POSITION, from which the
@@ -195,7 +201,7 @@ def scan_batches(buf: Any, start: Any, length: Any, position: Any, batches: Any)
 
 
 @inlined
-def _scan_batch(buf: Any, pos: Any, end: Any, batch: Any) -> None:
+def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
     left = end - pos
     batch["pos"] = pos
     batch["size"] = left
@@ -245,7 +251,7 @@ def _scan_batch(buf: Any, pos: Any, end: Any, batch: Any) -> None:
 
 
 @inlined
-def _scan_header(buf: Any, pos: Any, left: Any, batch: Any) -> None:
+def _scan_header(buf: Bytes, pos: int, left: int, batch: Row) -> None:
     # magic 2 (KIP-98): partitionLeaderEpoch, magic, crc, attributes, lastOffsetDelta,
     # baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, record count
     batch["leader_epoch"] = read_i32(buf, pos + 12)
@@ -274,7 +280,7 @@ def _scan_header(buf: Any, pos: Any, left: Any, batch: Any) -> None:
 
 
 @inlined
-def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, batch: Any) -> None:
+def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> None:
     # magic 0, 1: crc, magic, attributes, timestamp (magic 1, KIP-32), key, value
     batch["crc"] = read_u32(buf, pos + 12)
     batch["crc_start"] = pos + 16
@@ -310,18 +316,18 @@ def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, batch: Any) -> None
 
 
 @part
-def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
+def _load_zigzag(address: int, end: int, bits: int) -> tuple[int, int]:
     """A zigzag number: groups of 7 bits, the lowest first, the sign in the lowest bit."""
     if address >= end:
         return 0, -_TRUNCATED
-    byte = np.int64(load_u8(address))
+    byte = int64(load_u8(address))
     raw = byte & 0x7F
     address += 1
     shift = 7
     while byte & 0x80:
         if address >= end:
             return 0, -_TRUNCATED
-        byte = np.int64(load_u8(address))
+        byte = int64(load_u8(address))
         address += 1
         if shift + 7 > bits and byte >> (bits - shift) != 0:
             return 0, -_OVERFLOW
@@ -332,8 +338,13 @@ def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
 
 @kernel
 def parse_records(
-    batches: Any, position: Any, byte_count_max: Any, headers_max: Any, records: Any, headers: Any
-) -> Any:
+    batches: Rows,
+    position: Row,
+    byte_count_max: int,
+    headers_max: int,
+    records: Rows,
+    headers: Rows,
+) -> int:
     """Parse the records of batches into rows.
 
     batches: BATCH[n]. position: PARSE_POSITION. records: RECORD. headers: HEADER.
@@ -412,7 +423,7 @@ def parse_records(
 
 
 @part
-def _complete_record(batch: Any, record: Any) -> None:
+def _complete_record(batch: Row, record: Row) -> None:
     """Replace a record's stored offset and timestamp by the absolute ones; add its control type."""
     record["control_type"] = NO_CONTROL_TYPE
     # with LogAppendTime (KIP-32) all records have the batch's max timestamp; magic 0 has no times
@@ -433,7 +444,7 @@ def _complete_record(batch: Any, record: Any) -> None:
 
 
 @part
-def _load_record(begin: Any, end: Any, record: Any) -> Any:
+def _load_record(begin: int, end: int, record: Row) -> tuple[int, int]:
     """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
     size, p = _load_zigzag(begin, end, 32)
     if p < 0:
@@ -465,7 +476,7 @@ def _load_record(begin: Any, end: Any, record: Any) -> Any:
 
 
 @inlined
-def _load_size(p: Any, stop: Any, least: Any) -> Any:
+def _load_size(p: int, stop: int, least: int) -> tuple[int, int]:
     """A size (-1: null) of at least `least`, and the address of its bytes or a negated status."""
     size, p = _load_zigzag(p, stop, 32)
     if p < 0:
@@ -478,7 +489,7 @@ def _load_size(p: Any, stop: Any, least: Any) -> Any:
 
 
 @inlined
-def _load_pair(p: Any, stop: Any, key_min: Any, row: Any) -> Any:
+def _load_pair(p: int, stop: int, key_min: int, row: Row) -> int:
     """Load key and value of a record or a header. key_min: -1 if a key may be null, else 0."""
     size, p = _load_size(p, stop, key_min)
     if p < 0:
@@ -494,7 +505,7 @@ def _load_pair(p: Any, stop: Any, key_min: Any, row: Any) -> Any:
 
 
 @inlined
-def _load_headers(p: Any, stop: Any, count: Any, headers: Any, first: Any) -> Any:
+def _load_headers(p: int, stop: int, count: int, headers: Rows, first: int) -> tuple[int, int]:
     """Load the headers of a record; also returns the number of their bytes."""
     viewed = 0
     for at in range(first, first + count):
@@ -507,7 +518,7 @@ def _load_headers(p: Any, stop: Any, count: Any, headers: Any, first: Any) -> An
 
 
 @inlined
-def _load_control_type(key: Any, key_size: Any) -> Any:
+def _load_control_type(key: int, key_size: int) -> int:
     """The type in a control record's key: int16 key version, int16 type."""
     if key_size >= 4:
         word = _load_i32(key)
@@ -517,7 +528,7 @@ def _load_control_type(key: Any, key_size: Any) -> Any:
 
 
 @inlined
-def _walk_messages(batch: Any) -> None:
+def _walk_messages(batch: Row) -> None:
     """Compute the shift of a wrapper's inner offsets (magic 1).
 
     Inner offsets count from 0, and the wrapper has the last one's absolute offset (KIP-31). A
@@ -542,7 +553,7 @@ def _walk_messages(batch: Any) -> None:
 
 
 @part
-def _load_message(begin: Any, end: Any, magic: Any, record: Any) -> Any:
+def _load_message(begin: int, end: int, magic: int, record: Row) -> int:
     """Load a message of magic 0 or 1, with its stored offset."""
     if end - begin < ENTRY_HEADER_SIZE:
         return -_TRUNCATED
@@ -552,7 +563,7 @@ def _load_message(begin: Any, end: Any, magic: Any, record: Any) -> Any:
     if size > end - begin - ENTRY_HEADER_SIZE or size < ENTRY_LENGTH_MIN:
         return -_TRUNCATED
     stop = begin + ENTRY_HEADER_SIZE + size
-    if np.int64(load_u8(begin + MAGIC_POS)) != magic:
+    if int64(load_u8(begin + MAGIC_POS)) != magic:
         return -_UNKNOWN_MAGIC
     # a wrapper must not contain another wrapper
     if load_u8(begin + MAGIC_POS + 1) & _CODEC != 0:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -30,7 +28,7 @@ def gathered(address: Ints, length: Ints) -> pa.BinaryArray:
 
 
 @kernel
-def _gather(address: Any, length: Any, offsets: Any, validity: Any, data_address: Any) -> Any:
+def _gather(address: Ints, length: Ints, offsets: Ints, validity: Bytes, data_address: int) -> int:
     """Copy byte strings into Arrow's buffers, concatenated; returns the number of nulls.
 
     address, length: int64 (-1: null). offsets: int32[n + 1]. validity: uint8, a bit each, zero

@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
+from kdissect.codec.compression import DecompressionLimits
 from kdissect.codec.embedded_structs import Places
 from kdissect.codec.internal_records import METADATA, decode_internal
 from kdissect.codec.message_columns import decode_columns
-from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
+from kdissect.codec.record_batches import RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.codec.compression import decompressed
-from kdissect.codec.record_batches import DecompressionLimits, iter_record_chunks
+from kdissect.codec.compression import DecompressionLimits, decompressed
+from kdissect.codec.record_batches import iter_record_chunks
 from tests.oracles.record_sets import RecordSet, decode_record_set
 
 
