@@ -36,11 +36,15 @@ class DecodeError(Error, ValueError):
     """
 
     def __init__(self, reason: str, *, path: str = "", pos: int = 0, message: str = "") -> None:
-        where = " > ".join(part for part in (message, path) if part)
-        super().__init__(f"{where + ', ' if where else ''}pos {pos}: {reason}")
+        super().__init__(reason)
         self.reason = reason
         self.path = path
         self.pos = pos
+        self.message = message
+
+    def __str__(self) -> str:
+        where = " > ".join(part for part in (self.message, self.path) if part)
+        return f"{where + ', ' if where else ''}pos {self.pos}: {self.reason}"
 
 
 class EncodeError(Error, ValueError):
@@ -50,7 +54,11 @@ class EncodeError(Error, ValueError):
     """
 
     def __init__(self, reason: str, *, path: str = "", what: str = "") -> None:
-        where = " > ".join(part for part in (what, path) if part)
-        super().__init__(f"{where}: {reason}" if where else reason)
+        super().__init__(reason)
         self.reason = reason
         self.path = path
+        self.what = what
+
+    def __str__(self) -> str:
+        where = " > ".join(part for part in (self.what, self.path) if part)
+        return f"{where}: {self.reason}" if where else self.reason

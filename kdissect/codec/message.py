@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +64,8 @@ def _named(message: Message) -> Iterator[None]:
     try:
         yield
     except EncodeError as error:
-        what = f"{message.api_name} v{message.api_version} {message.side}"
-        raise EncodeError(error.reason, path=error.path, what=what) from None
+        error.what = f"{message.api_name} v{message.api_version} {message.side}"
+        raise
 
 
 def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
@@ -179,11 +179,7 @@ def encode_message(message: Message) -> bytes:
     definition, header_definition, header_version = definitions_of(
         catalog.api(message.api_key), message.api_version, message.side
     )
-    header: Mapping[str, Any] = message.header
     with _named(message):
-        encoded = message_codec.encode(header_definition, header_version, header)
-        return (
-            encoded
-            + message_codec.encode(definition, message.api_version, message.body)
-            + message.surplus
-        )
+        header = message_codec.encode(header_definition, header_version, message.header)
+        body = message_codec.encode(definition, message.api_version, message.body)
+    return header + body + message.surplus

@@ -34,13 +34,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from kdissect.errors import DecodeError, EncodeError
-from kdissect.protocol.layout import ENCODING, Layout, Slot, layout
-from kdissect.protocol.model import Definition, Type
+from kdissect.protocol.layout import Layout, Slot, layout
+from kdissect.protocol.model import Definition
 from kdissect.status import REASONS, Status
 
 UNKNOWN_TAGS = "_unknown_tags"
@@ -49,34 +48,45 @@ NO_VALUE: Any = object()  # marks a missing value; None means null
 _TAG_SIZE_MIN = 2  # at least a tag and a size
 
 Bytes = bytes | bytearray | memoryview
+Read = Callable[..., tuple[Any, int]]  # (buf, pos), and whether null is allowed where it may be
+Write = Callable[[bytearray, Any], None]
 
 
 def _fault(status: Status, pos: int) -> DecodeError:
     return DecodeError(REASONS[status], pos=pos)
 
 
-# Wire types, read
+# Wire types
 
 
-def _fixed(layout: str) -> Callable[[Bytes, int], tuple[Any, int]]:
-    form = struct.Struct(layout)
-    size, unpack = form.size, form.unpack_from
+def _fixed(form: str) -> tuple[Read, Write]:
+    """The reader and the writer of a number, by the form that `struct` has for it."""
+    packed = struct.Struct(">" + form)
 
     def read(buf: Bytes, pos: int) -> tuple[Any, int]:
-        if len(buf) - pos < size:
+        if len(buf) - pos < packed.size:
             raise _fault(Status.TRUNCATED, pos)
-        return unpack(buf, pos)[0], pos + size
+        return packed.unpack_from(buf, pos)[0], pos + packed.size
 
-    return read
+    def write(out: bytearray, value: Any) -> None:
+        kinds = (int, float) if form == "d" else int
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise EncodeError(f"expected a number, not {type(value).__name__}")
+        try:
+            out += packed.pack(value)
+        except struct.error:
+            raise EncodeError(f"{value} does not fit") from None
+
+    return read, write
 
 
-read_int8 = _fixed(">b")
-read_int16 = _fixed(">h")
-read_uint16 = _fixed(">H")
-read_int32 = _fixed(">i")
-read_uint32 = _fixed(">I")
-read_int64 = _fixed(">q")
-read_float64 = _fixed(">d")
+read_int8, write_int8 = _fixed("b")
+read_int16, write_int16 = _fixed("h")
+read_uint16, write_uint16 = _fixed("H")
+read_int32, write_int32 = _fixed("i")
+read_uint32, write_uint32 = _fixed("I")
+read_int64, write_int64 = _fixed("q")
+read_float64, write_float64 = _fixed("d")
 
 
 def read_bool(buf: Bytes, pos: int) -> tuple[bool, int]:
@@ -89,12 +99,7 @@ def read_uuid(buf: Bytes, pos: int) -> tuple[UUID, int]:
     """16 bytes, big-endian. The zero uuid is an ordinary value."""
     if len(buf) - pos < 16:
         raise _fault(Status.TRUNCATED, pos)
-    return uuid_of(bytes(buf[pos : pos + 16])), pos + 16
-
-
-@lru_cache(4096)  # topic ids repeat in most messages
-def uuid_of(data: bytes) -> UUID:
-    return UUID(bytes=data)
+    return UUID(bytes=bytes(buf[pos : pos + 16])), pos + 16
 
 
 def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:
@@ -156,75 +161,6 @@ def read_compact_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[s
     return _text(data), pos
 
 
-def read_count(
-    buf: Bytes, pos: int, element_size_min: int, *, compact: bool, nullable: bool = False
-) -> tuple[int | None, int]:
-    """Number of elements of an array, None for null: int32, or a uvarint of the count + 1.
-
-    A count that the remaining bytes cannot hold, at `element_size_min` bytes per element, is a
-    fault.
-    """
-    if compact:
-        count, after = read_uvarint(buf, pos)
-        count -= 1
-    else:
-        count, after = read_int32(buf, pos)
-    if count < 0:
-        if count == -1 and nullable:
-            return None, after
-        raise _fault(Status.NEGATIVE_LENGTH, pos)
-    if count * element_size_min > len(buf) - after:
-        raise _fault(Status.COUNT_IMPOSSIBLE, pos)
-    return count, after
-
-
-def read_presence(buf: Bytes, pos: int, tagged: bool = False) -> tuple[bool, int]:
-    """Return whether a nullable struct follows.
-
-    The flag is a byte, negative for null. In a tagged field, Kafka's classes write a uvarint
-    instead, 0 for null.
-    """
-    if tagged:
-        value, pos = read_uvarint(buf, pos)
-        return value > 0, pos
-    value, pos = read_int8(buf, pos)
-    return value >= 0, pos
-
-
-def write_presence(out: bytearray, present: bool, tagged: bool = False) -> None:
-    write_int8(out, 1 if present else 0 if tagged else -1)
-
-
-# Wire types, written
-
-
-def _fixed_writer(layout: str) -> Callable[[bytearray, Any], None]:
-    form = struct.Struct(layout)
-    is_float = layout[-1] == "d"
-
-    def write(out: bytearray, value: Any) -> None:
-        if is_float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            out += form.pack(value)
-            return
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise EncodeError(f"expected a number, not {type(value).__name__}")
-        try:
-            out += form.pack(value)
-        except struct.error:
-            raise EncodeError(f"{value} does not fit") from None
-
-    return write
-
-
-write_int8 = _fixed_writer(">b")
-write_int16 = _fixed_writer(">h")
-write_uint16 = _fixed_writer(">H")
-write_int32 = _fixed_writer(">i")
-write_uint32 = _fixed_writer(">I")
-write_int64 = _fixed_writer(">q")
-write_float64 = _fixed_writer(">d")
-
-
 def write_bool(out: bytearray, value: Any) -> None:
     if not isinstance(value, bool):
         raise EncodeError(f"expected a bool, not {type(value).__name__}")
@@ -245,7 +181,7 @@ def write_uvarint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def _write_length(out: bytearray, length: int, form: Callable[[bytearray, int], None]) -> None:
+def _write_length(out: bytearray, length: int, form: Write) -> None:
     """Write a length or count, -1 for null; `form` is `write_uvarint` for the compact form."""
     if form is write_uvarint:
         length += 1
@@ -254,7 +190,7 @@ def _write_length(out: bytearray, length: int, form: Callable[[bytearray, int], 
     form(out, length)
 
 
-def _write_data(out: bytearray, value: Any, form: Callable[[bytearray, int], None]) -> None:
+def _write_data(out: bytearray, value: Any, form: Write) -> None:
     if value is None:
         _write_length(out, -1, form)
         return
@@ -292,27 +228,24 @@ def write_compact_string(out: bytearray, value: Any) -> None:
     _write_data(out, _encoded(value), write_uvarint)
 
 
-# By the number of an encoding (`protocol.layout`): its reader and its writer
-
-_TEXT = (read_string, write_string), (read_compact_string, write_compact_string)
-_DATA = (read_bytes, write_bytes), (read_compact_bytes, write_compact_bytes)
-_CODECS: dict[Type, tuple[tuple[Any, Any], ...]] = {
-    Type.BOOL: ((read_bool, write_bool),) * 2,
-    Type.INT8: ((read_int8, write_int8),) * 2,
-    Type.INT16: ((read_int16, write_int16),) * 2,
-    Type.UINT16: ((read_uint16, write_uint16),) * 2,
-    Type.INT32: ((read_int32, write_int32),) * 2,
-    Type.UINT32: ((read_uint32, write_uint32),) * 2,
-    Type.INT64: ((read_int64, write_int64),) * 2,
-    Type.FLOAT64: ((read_float64, write_float64),) * 2,
-    Type.UUID: ((read_uuid, write_uuid),) * 2,
-    Type.STRING: _TEXT,
-    Type.BYTES: _DATA,
-    Type.RECORDS: _DATA,
-    Type.STRUCT: ((None, None),) * 2,
+# By the encoding (`protocol.layout.Slot`)
+_CODECS: dict[str, tuple[Read, Write]] = {
+    "bool": (read_bool, write_bool),
+    "int8": (read_int8, write_int8),
+    "int16": (read_int16, write_int16),
+    "uint16": (read_uint16, write_uint16),
+    "int32": (read_int32, write_int32),
+    "uint32": (read_uint32, write_uint32),
+    "int64": (read_int64, write_int64),
+    "float64": (read_float64, write_float64),
+    "uuid": (read_uuid, write_uuid),
+    "string": (read_string, write_string),
+    "compact string": (read_compact_string, write_compact_string),
+    "bytes": (read_bytes, write_bytes),
+    "compact bytes": (read_compact_bytes, write_compact_bytes),
+    "records": (read_bytes, write_bytes),
+    "compact records": (read_compact_bytes, write_compact_bytes),
 }
-assert [ENCODING[kind] for kind in _CODECS] == list(range(0, 2 * len(_CODECS), 2))
-_READERS, _WRITERS = zip(*(pair for pairs in _CODECS.values() for pair in pairs), strict=True)
 
 
 # Decoding
@@ -329,16 +262,18 @@ def decode(
     try:
         return _READER.struct(struct_layout, memoryview(data), pos)
     except DecodeError as error:
-        raise DecodeError(
-            error.reason, path=error.path, pos=error.pos, message=f"{definition.name} v{version}"
-        ) from None
+        error.message = f"{definition.name} v{version}"
+        raise
 
 
-def _within(error: DecodeError, step: str) -> DecodeError:
-    """The same fault with `step` added to the front of its path."""
-    inner = error.path
-    joint = "." if inner and not inner.startswith("[") else ""
-    return DecodeError(error.reason, path=step + joint + inner, pos=error.pos)
+Fault = TypeVar("Fault", DecodeError, EncodeError)
+
+
+def _outside(error: Fault, step: str) -> Fault:
+    """The fault with `step` added to the front of its path."""
+    joint = "." if error.path and not error.path.startswith("[") else ""
+    error.path = step + joint + error.path
+    return error
 
 
 class Reader:
@@ -350,7 +285,7 @@ class Reader:
             try:
                 values[slot.name], pos = self.field(slot, data, pos)
             except DecodeError as error:
-                raise _within(error, slot.name) from None
+                raise _outside(error, slot.name) from None
         if not of.flexible:
             return values, pos
         tags, unknown, pos = self.tags(of, data, pos)
@@ -364,12 +299,13 @@ class Reader:
         if slot.field.is_array:
             return self._array(slot, data, pos)
         if slot.is_sized:
-            return _READERS[slot.encoding](data, pos, slot.nullable)
+            return _CODECS[slot.encoding][0](data, pos, slot.nullable)
         if slot.inner is None:
-            return _READERS[slot.encoding](data, pos)
+            return _CODECS[slot.encoding][0](data, pos)
         if slot.nullable:
-            present, pos = read_presence(data, pos, slot.is_tagged)
-            if not present:
+            # a byte, negative for null; in a tagged field a uvarint, 0 for null
+            presence, pos = read_uvarint(data, pos) if slot.is_tagged else read_int8(data, pos)
+            if presence < slot.is_tagged:
                 return None, pos
         return self.struct(slot.inner, data, pos)
 
@@ -378,23 +314,35 @@ class Reader:
         if count is None:
             return None, pos
         elements = []
-        read = _READERS[slot.encoding]
         for index in range(count):
             try:
                 if slot.inner is None:
-                    element, pos = read(data, pos)
+                    element, pos = _CODECS[slot.encoding][0](data, pos)
                 else:
                     element, pos = self.element(slot.inner, index, data, pos)
             except DecodeError as error:
-                raise _within(error, f"[{index}]") from None
+                raise _outside(error, f"[{index}]") from None
             elements.append(element)
         return elements, pos
 
     def count(self, slot: Slot, data: memoryview, pos: int) -> tuple[int | None, int]:
-        """Read the number of elements of an array."""
-        return read_count(
-            data, pos, slot.element_size_min, compact=slot.compact, nullable=slot.nullable
-        )
+        """Read the number of elements of an array, None for null: int32, or a uvarint of the
+        count + 1.
+
+        A count that the remaining bytes cannot hold is a fault.
+        """
+        if slot.compact:
+            number, after = read_uvarint(data, pos)
+            number -= 1
+        else:
+            number, after = read_int32(data, pos)
+        if number < 0:
+            if number == -1 and slot.nullable:
+                return None, after
+            raise _fault(Status.NEGATIVE_LENGTH, pos)
+        if number * slot.element_size_min > len(data) - after:
+            raise _fault(Status.COUNT_IMPOSSIBLE, pos)
+        return number, after
 
     def element(
         self, of: Layout, index: int, data: memoryview, pos: int
@@ -431,7 +379,7 @@ class Reader:
                 try:
                     values[tag] = self.tag(slot, data[:end], first, pos)
                 except DecodeError as error:
-                    raise _within(error, slot.name) from None
+                    raise _outside(error, slot.name) from None
             pos = end
         return values, unknown, pos
 
@@ -470,11 +418,6 @@ def complete(definition: Definition, version: int, values: Mapping[str, Any]) ->
     Raises EncodeError for a key that the version does not have.
     """
     return _complete(layout(definition, version), values)
-
-
-def _outside(error: EncodeError, step: str) -> EncodeError:
-    joint = "." if error.path and not error.path.startswith("[") else ""
-    return EncodeError(error.reason, path=step + joint + error.path)
 
 
 def _check_names(struct_layout: Layout, values: Mapping[str, Any]) -> None:
@@ -537,13 +480,12 @@ def _write_field(slot: Slot, value: Any, out: bytearray) -> None:
     if slot.field.is_array:
         _write_array(slot, value, out)
     elif slot.inner is None:
-        _WRITERS[slot.encoding](out, value)
-    elif value is None:
-        write_presence(out, False, slot.is_tagged)
+        _CODECS[slot.encoding][1](out, value)
     else:
         if slot.nullable:
-            write_presence(out, True, slot.is_tagged)
-        _write_struct(slot.inner, value, out)
+            write_int8(out, 1 if value is not None else 0 if slot.is_tagged else -1)
+        if value is not None:
+            _write_struct(slot.inner, value, out)
 
 
 def _write_array(slot: Slot, value: Any, out: bytearray) -> None:
@@ -559,7 +501,7 @@ def _write_array(slot: Slot, value: Any, out: bytearray) -> None:
             if element is None:
                 raise EncodeError("null is not allowed")
             if slot.inner is None:
-                _WRITERS[slot.encoding](out, element)
+                _CODECS[slot.encoding][1](out, element)
             else:
                 _write_struct(slot.inner, element, out)
         except EncodeError as error:

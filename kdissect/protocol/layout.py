@@ -24,8 +24,6 @@ FIXED_SIZE = {
 }
 # Bytes of the length of others; KIP-482: a compact length has at least one.
 _LENGTH_SIZE = {Type.STRING: 2, Type.BYTES: 4, Type.RECORDS: 4}
-# The number of a type's encoding: this, and 1 more for the compact form.
-ENCODING = {kind: 2 * number for number, kind in enumerate(Type)}
 _EMPTY: dict[Type, Any] = {Type.STRING: "", Type.BYTES: b"", Type.RECORDS: b""}
 
 
@@ -54,10 +52,10 @@ class Layout:
 class Slot:
     """One field in one version.
 
-    encoding: number of the encoding of its values, or of an array's elements. is_sized: a value
-    with a length of its own, which may be null. inner: of a struct. size_min, element_size_min:
-    fewest bytes of the field, and of an element of an array. An element has at least one, so that
-    the remaining bytes bound a count.
+    encoding: of its values, or of an array's elements: the type, after "compact" if it is that.
+    is_sized: a value with a length of its own, which may be null. inner: of a struct. size_min,
+    element_size_min: fewest bytes of the field, and of an element of an array. An element has at
+    least one, so that the remaining bytes bound a count.
     """
 
     __slots__ = (
@@ -81,7 +79,8 @@ class Slot:
         self.nullable = version in field.nullable
         self.is_tagged = flexible and version in field.tagged
         self.compact = flexible and not field.never_flexible
-        self.encoding = ENCODING[field.type] + self.compact
+        is_short = self.compact and field.type in _LENGTH_SIZE
+        self.encoding = f"compact {field.type.value}" if is_short else field.type.value
         self.is_sized = field.type in _LENGTH_SIZE and not field.is_array
         self.inner = Layout(field.fields, version, flexible) if field.type is Type.STRUCT else None
         if self.inner is not None:
