@@ -287,7 +287,7 @@ def _is_certain(subject: Subject, values: Sequence[str | None], state: State) ->
     kind, name, *_ = subject
     if None in values or (kind == "topic" and _A_TOPIC in values and name in state.topics):
         return False
-    part = {"topic": "topics", "commit": f"group {name}", "transaction": f"transactional id {name}"}
+    part = {"topic": "topics", "commit": f"group {name}", "transaction": "transactional ids"}
     return name in state.configs if kind == "config" else part.get(kind) not in state.unread
 
 

@@ -29,7 +29,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
 from kdissect.replay.target.connection import ConnectFailed, Links
-from kdissect.replay.translation.nodes import nodes_of
+from kdissect.replay.translation.nodes import node_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
@@ -232,7 +232,7 @@ class Members:
 
     def _node(self, step: Step) -> int | None:
         """The group's coordinator."""
-        return nodes_of(self._translator.ids, step)[0]
+        return node_of(self._translator.ids, step)
 
 
 def _seen_ns(step: Step) -> int:

@@ -48,7 +48,7 @@ from kdissect.replay.target.connection import (
 from kdissect.replay.target.settling import Patience, Settled
 from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
+from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.text import plural
 
@@ -291,8 +291,7 @@ class Runner:
         ready_ns = self._now()
         try:
             await self._settled.learn_topics(step)
-            for node_id in nodes_of(self.translator.ids, step):
-                await self._connections.of(lane.links, node_id)
+            await self._connections.of(lane.links, node_of(self.translator.ids, step))
             await self._until(due_ns)
             if step.awaits:
                 await self._settled.before(step)

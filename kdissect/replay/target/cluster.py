@@ -7,22 +7,22 @@ again when a captured request needs a topic that is not known yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
+from kdissect.protocol.layout import layout
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 from kdissect.replay.translation.id_map import Cluster
-from kdissect.replay.workload.messages import EARLIEST, LATEST, partitions
+from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, partitions
 
-_ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
+_ONE_COORDINATOR = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
 _LOADING = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -33,6 +33,7 @@ _LOADING = frozenset(
 READY_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0
+_ANY_VERSION = 0x7FFF
 # Kinds of names -> API that lists them; its array, and the fields of a name and its state there.
 _LISTS = {
     "group": (ApiKey.LIST_GROUPS, "groups", "group_id", "group_state"),
@@ -90,58 +91,58 @@ class Target:
 
     def address(self, node_id: int | None) -> tuple[str, int]:
         """The address of a node. A cluster of one node has the address that the user gave."""
-        nodes = self.cluster.nodes
-        if node_id is None or len(nodes) < 2 or node_id not in nodes:
-            return self.host, self.port
-        return nodes[node_id]
+        given, several = (self.host, self.port), self.cluster.several
+        return given if node_id is None else several.get(node_id, given)
 
-    def newest(self, api_key: int) -> int | None:
-        """The newest api_version that both sides know; None where there is none."""
-        if api_key not in self.versions:
-            return None
+    def version(self, api_key: int, last: int = _ANY_VERSION) -> int | None:
+        """The newest api_version up to `last` that both sides know; None where there is none."""
         ours = catalog.api(api_key).request.versions
-        first, last = self.versions[api_key]
-        newest = min(last, ours[1])
-        return newest if newest >= max(first, ours[0]) else None
-
-    def version(self, api_key: int, last: int | None = None) -> int:
-        """The newest api_version up to `last` that both sides know. Raises ConnectFailed."""
-        newest = self.newest(api_key)
-        version = newest if last is None or newest is None else min(newest, last)
-        if version is None or version < self.versions[api_key][0]:
-            name = catalog.api(api_key).name
-            raise ConnectFailed("unreachable", f"the target speaks no {name} that is used here")
-        return version
+        first, newest = self.versions.get(api_key, (0, -1))
+        version = min(newest, ours[1], last)
+        return version if version >= max(first, ours[0]) else None
 
     async def ask(
         self,
         api_key: int,
-        api_version: int,
-        body: Mapping[str, Any],
+        body: Body,
         node_id: int | None = None,
+        *,
+        last: int = _ANY_VERSION,
         limit_s: float = _ASK_TIMEOUT_S,
-    ) -> Message:
-        """One question of the replay's own to a node, over a connection that stays open.
+    ) -> Body:
+        """Ask a node, and return the body of its answer.
 
-        node_id: None asks the address that the user gave. Raises ConnectFailed.
+        body: of the request; fields that the version lacks are left out. node_id: None asks the
+        address that the user gave. last: no later version is used. Raises ConnectFailed.
         """
+        version, api = self.version(api_key, last), catalog.api(api_key)
+        if version is None:
+            raise ConnectFailed("unreachable", f"the target speaks no {api.name} that is used here")
+        known = layout(api.request, version).by_name
+        fields = {name: value for name, value in body.items() if name in known}
+        return await self._ask(request(api_key, version, fields), node_id, limit_s)
+
+    async def _ask(
+        self, message: Message, node_id: int | None, limit_s: float = _ASK_TIMEOUT_S
+    ) -> Body:
+        """Ask over a connection that stays open."""
         where = self.address(node_id)
         opening = self._opening.setdefault(where, asyncio.Lock())
-        name = catalog.api(api_key).name
         try:
             async with asyncio.timeout(limit_s + self.access.connect_timeout):
                 async with opening:
                     link = self._links.get(where)
                     if link is None or link.lost is not None:
                         link = self._links[where] = await connect(*where, self.access)
-                return await link.ask(request(api_key, api_version, dict(body)))
+                return (await link.ask(message)).body
         except TimeoutError:
+            name = catalog.api(message.api_key).name
             raise ConnectFailed("timeout", f"{name} was not answered") from None
 
     async def probe(self) -> None:
         """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
         try:
-            answer = (await self.ask_versions()).body
+            answer = await self.ask_versions()
             if answer["error_code"]:
                 said = f"ApiVersions was answered with error {answer['error_code']}"
                 raise ConnectFailed("unreachable", said)
@@ -164,23 +165,20 @@ class Target:
         )
         return f"; does this port want {wanted}?" if is_mute and wanted else ""
 
-    async def ask_versions(self, node_id: int | None = None) -> Message:
-        """The response to ApiVersions, with features if the target has them. Raises
+    async def ask_versions(self, node_id: int | None = None) -> Body:
+        """The body of the response to ApiVersions, with features if the target has them. Raises
         ConnectFailed."""
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
-        answer = await self.ask(ApiKey.API_VERSIONS, 3, software, node_id)
-        if answer.body["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            return await self.ask(ApiKey.API_VERSIONS, 0, {}, node_id)
+        answer = await self._ask(request(ApiKey.API_VERSIONS, 3, software), node_id)
+        if answer["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
+            return await self._ask(request(ApiKey.API_VERSIONS, 0, {}), node_id)
         return answer
 
     async def learn_metadata(self, topics: Collection[str] | None = None) -> None:
         """Request Metadata of some topics, None for all. Raises ConnectFailed."""
-        version = self.version(ApiKey.METADATA)
         named = None if topics is None else [{"name": name} for name in topics]
-        body: dict[str, Any] = {"topics": named}
-        if version >= 4:
-            body["allow_auto_topic_creation"] = False
-        answer = (await self.ask(ApiKey.METADATA, version, body)).body
+        body = {"topics": named, "allow_auto_topic_creation": False}
+        answer = await self.ask(ApiKey.METADATA, body)
         if topics is None:
             self.cluster.learn_all(answer)
         else:
@@ -192,33 +190,15 @@ class Target:
         A new cluster creates the internal topics of groups and transactions on the first request.
         Raises ConnectFailed.
         """
-        version = self.newest(ApiKey.FIND_COORDINATOR)
-        if version is None:
-            return None
-        version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
-        body = {"key": key, "key_type": key_type} if version else {"key": key}
-        answer = await self._ask_until_loaded(ApiKey.FIND_COORDINATOR, version, body, None, wait_s)
+        body = {"key": key, "key_type": key_type}
+        async for _ in tries(wait_s):
+            answer = await self.ask(ApiKey.FIND_COORDINATOR, body, last=_ONE_COORDINATOR)
+            if answer["error_code"] not in _LOADING:
+                break
         if answer["error_code"]:
             return None
         self.cluster.coordinators[key_type, key] = answer["node_id"]
         return int(answer["node_id"])
-
-    async def _ask_until_loaded(
-        self, api_key: int, version: int, body: dict[str, Any], node_id: int | None, wait_s: float
-    ) -> dict[str, Any]:
-        """The body of an answer, after a coordinator has loaded its groups or transactions."""
-        async for _ in tries(wait_s):
-            answer = (await self.ask(api_key, version, body, node_id)).body
-            if answer["error_code"] not in _LOADING:
-                break
-        return answer
-
-    def led(self) -> dict[int, dict[str, list[int]]]:
-        """leader -> topic -> partitions."""
-        by_leader: dict[int, dict[str, list[int]]] = {}
-        for (name, number), (leader, _) in sorted(self.cluster.leaders.items()):
-            by_leader.setdefault(leader, {}).setdefault(name, []).append(number)
-        return by_leader
 
     async def extents(self, names: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
         """(topic, partition) -> first offset and end of its log. Raises ConnectFailed."""
@@ -234,32 +214,33 @@ class Target:
 
         Raises ConnectFailed.
         """
-        version = self.newest(ApiKey.LIST_OFFSETS)
-        if version is None:
-            return {}
+        led: dict[int, dict[str, list[dict[str, int]]]] = {}  # by leader and topic
+        for (name, number), (leader, _) in self.cluster.leaders.items():
+            if name in names:
+                asked = {"partition_index": number, "timestamp": timestamp}
+                led.setdefault(leader, {}).setdefault(name, []).append(asked)
         found: dict[tuple[str, int], int] = {}
-        for leader, led in self.led().items():
-            topics = []
-            for name in led.keys() & set(names):
-                asked = [{"partition_index": each, "timestamp": timestamp} for each in led[name]]
-                topics.append({"name": name, "partitions": asked})
-            if topics:
-                body = {"replica_id": -1, "topics": topics}
-                answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
-                for topic, number, each in partitions(answer.body):
-                    if each["error_code"] == 0:
-                        found[topic["name"], number] = each["offset"]
+        for leader, by_topic in led.items():
+            topics = [{"name": name, "partitions": asked} for name, asked in by_topic.items()]
+            body = {"replica_id": -1, "topics": topics}
+            answer = await self.ask(ApiKey.LIST_OFFSETS, body, leader)
+            for topic, number, each in partitions(answer):
+                if each["error_code"] == 0:
+                    found[topic["name"], number] = each["offset"]
         return found
 
     async def states(self, kind: str) -> dict[str, str]:
         """Each "group" of any type, or "transactional-id", with its state. No transactional ids
         before Kafka 3.0 (KIP-664). Raises ConnectFailed."""
         api_key, array, name, state = _LISTS[kind]
-        version, found = self.newest(api_key), dict[str, str]()
-        if version is None:
+        found: dict[str, str] = {}
+        if self.version(api_key) is None:
             return found
         for node_id in list(self.cluster.nodes):  # each coordinator lists its own
-            answer = await self._ask_until_loaded(api_key, version, {}, node_id, READY_S)
+            async for _ in tries(READY_S):
+                answer = await self.ask(api_key, {}, node_id)
+                if answer["error_code"] not in _LOADING:
+                    break
             if code := answer["error_code"]:
                 listing = catalog.api(api_key).name
                 raise ConnectFailed("unreachable", f"{listing} was answered {error_name(code)}")

@@ -17,7 +17,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -265,7 +265,7 @@ class Link(asyncio.Protocol):
         return 0 < self._login_due_ns <= time.monotonic_ns()
 
 
-def request(api_key: int, api_version: int, body: dict[str, object]) -> Message:
+def request(api_key: int, api_version: int, body: Mapping[str, object]) -> Message:
     """A request of our own; the connection sets its correlation id."""
     header = {"correlation_id": 0, "client_id": CLIENT_ID}
     return Message(api_key, api_version, "request", header, dict(body))

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
@@ -54,7 +53,6 @@ _KIND_OF = {
 }  # fmt: skip
 SHOWN_NAMES = 40
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
-_TOPICS_BY_ID = 6  # DeleteTopics from here on names topics in structs (KIP-516)
 _CREATE_TIMEOUT_MS, _DELETE_TIMEOUT_MS = 30_000, 10_000
 _ABSENT = frozenset(
     {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND}
@@ -278,7 +276,7 @@ async def _ask_to_make(
 ) -> dict[str, tuple[int, str]]:
     """CreateTopics, to the controller; error code and text by name. Raises ConnectFailed."""
     version = target.version(ApiKey.CREATE_TOPICS)
-    default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
+    default = -1 if version is not None and version >= _WITH_DEFAULT_COUNTS else 1
     nodes = max(len(target.cluster.nodes), 1)
     topics = []
     for name, topic in wanted.items():
@@ -296,12 +294,11 @@ async def _ask_to_make(
         )
     body = {"topics": topics, "timeout_ms": _CREATE_TIMEOUT_MS}
     limit_s = _CREATE_TIMEOUT_MS / 1000 + 5
-    answer = await target.ask(
-        ApiKey.CREATE_TOPICS, version, body, target.cluster.controller_id, limit_s
-    )
+    controller = target.cluster.controller_id
+    answer = await target.ask(ApiKey.CREATE_TOPICS, body, controller, limit_s=limit_s)
     return {
         topic["name"]: (topic["error_code"], topic.get("error_message") or "")
-        for topic in answer.body["topics"]
+        for topic in answer["topics"]
     }
 
 
@@ -325,23 +322,20 @@ async def delete_names(target: Target, names: Sequence[Name]) -> list[str]:
 
 async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, int]:
     """Error codes by topic. Raises ConnectFailed."""
-    version = target.version(ApiKey.DELETE_TOPICS)
-    body: dict[str, Any] = {"timeout_ms": _DELETE_TIMEOUT_MS}
-    if version >= _TOPICS_BY_ID:
-        body["topics"] = [{"name": name} for name in names]
-    else:
-        body["topic_names"] = list(names)
-    answer = await target.ask(ApiKey.DELETE_TOPICS, version, body, target.cluster.controller_id)
-    return {each["name"]: each["error_code"] for each in answer.body["responses"]}
+    body = {
+        "timeout_ms": _DELETE_TIMEOUT_MS,
+        "topic_names": list(names),  # from v6 on "topics" (KIP-516)
+        "topics": [{"name": name} for name in names],
+    }
+    answer = await target.ask(ApiKey.DELETE_TOPICS, body, target.cluster.controller_id)
+    return {each["name"]: each["error_code"] for each in answer["responses"]}
 
 
 async def _delete_groups(target: Target, names: Collection[str]) -> dict[str, int]:
     """Error codes by group, from the coordinator of each. Raises ConnectFailed."""
-    version = target.version(ApiKey.DELETE_GROUPS)
     codes: dict[str, int] = {}
     for name in names:
         node = await target.coordinator(GROUP_KEY, name)
-        body = {"groups_names": [name]}
-        answer = await target.ask(ApiKey.DELETE_GROUPS, version, body, node)
-        codes |= {each["group_id"]: each["error_code"] for each in answer.body["results"]}
+        answer = await target.ask(ApiKey.DELETE_GROUPS, {"groups_names": [name]}, node)
+        codes |= {each["group_id"]: each["error_code"] for each in answer["results"]}
     return codes

@@ -61,11 +61,10 @@ async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> 
 
 async def _quorum_end(target: Target) -> int:
     """The high watermark of the metadata log; -1 if the target does not say."""
-    version = target.newest(ApiKey.DESCRIBE_QUORUM)
-    if version is None:
+    if target.version(ApiKey.DESCRIBE_QUORUM) is None:
         return -1
     topic = {"topic_name": _METADATA_TOPIC, "partitions": [{"partition_index": 0}]}
-    body = (await target.ask(ApiKey.DESCRIBE_QUORUM, version, {"topics": [topic]})).body
+    body = await target.ask(ApiKey.DESCRIBE_QUORUM, {"topics": [topic]})
     found = [each for _, _, each in partitions(body) if not each["error_code"]]
     return int(found[0]["high_watermark"]) if found and not body["error_code"] else -1
 
@@ -77,7 +76,7 @@ async def _applied_offset(target: Target, node_id: int) -> int:
         answer = await target.ask_versions(node_id)
     except ConnectFailed:
         return _UNKNOWN
-    offset = int(answer.body.get("finalized_features_epoch", -1))
+    offset = int(answer.get("finalized_features_epoch", -1))
     return offset if offset >= 0 else _UNKNOWN
 
 

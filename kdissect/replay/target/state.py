@@ -27,7 +27,7 @@ from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
-from kdissect.replay.target.settling import ENDING, SETTLE_S, TXN, await_state
+from kdissect.replay.target.settling import ENDING, SETTLE_S, TXN
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
@@ -121,8 +121,8 @@ async def read_state(
         await reader.attempt("configs", reader.configs())
     for group in sorted(set(groups)):
         await reader.attempt(f"group {group}", reader.commits(group))
-    for name in sorted(set(transactional_ids)):
-        await reader.attempt(f"transactional id {name}", reader.transaction(name))
+    if names := set(transactional_ids):
+        await reader.attempt("transactional ids", reader.transactions(names))
     return reader.state
 
 
@@ -179,24 +179,20 @@ class _Reader:
 
     async def records(self) -> None:
         """Read the records of all logs."""
-        for leader, names in self._target.led().items():
-            for name, numbers in sorted(names.items()):
-                for number in sorted(numbers):
-                    log = self._captured("topic", name), number
-                    if (extent := self.state.logs.get(log)) is not None:
-                        content = await self._content(leader, (name, number), extent)
-                        self.state.logs[log] = content
+        for (topic, number), extent in self.state.logs.items():
+            log = self._new.get(("topic", topic), topic), number
+            self.state.logs[topic, number] = await self._content(log, extent)
 
-    async def _content(self, leader: int, log: Log, extent: LogContent) -> LogContent:
+    async def _content(self, log: Log, extent: LogContent) -> LogContent:
         """The log with its batches; without them if it cannot be read to its end."""
-        version = self._target.version(ApiKey.FETCH, _FETCH_BY_NAME)
+        leader, _ = self._target.cluster.leaders[log]
         aborted = _AbortedTransactions()
         offset, size = extent.start, 0
         batches: list[StoredBatch] = []
         is_committed = 1
         while offset < extent.end:
             asked = _fetch(log, offset, is_committed)
-            body = (await self._target.ask(ApiKey.FETCH, version, asked, leader)).body
+            body = await self._target.ask(ApiKey.FETCH, asked, leader, last=_FETCH_BY_NAME)
             _, _, partition = next(partitions(body), (None, 0, {"error_code": None}))
             why = "no answer" if partition["error_code"] is None else ""
             if partition["error_code"]:
@@ -220,45 +216,39 @@ class _Reader:
 
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
-        version = self._target.version(ApiKey.DESCRIBE_CONFIGS)
         resources = [(TOPIC_RESOURCE, name) for name in self._topics]
         for node_id in sorted(self._target.cluster.nodes):
-            mine = [(_BROKER_RESOURCE, str(node_id)), *resources]
-            resources = []
+            resources.append((_BROKER_RESOURCE, str(node_id)))
             asked = [
                 {"resource_type": kind, "resource_name": name, "configuration_keys": None}
-                for kind, name in mine
+                for kind, name in resources
             ]
-            answer = await self._target.ask(
-                ApiKey.DESCRIBE_CONFIGS, version, {"resources": asked}, node_id
-            )
-            for result in answer.body["results"]:
+            resources = []  # each broker tells its own
+            answer = await self._target.ask(ApiKey.DESCRIBE_CONFIGS, {"resources": asked}, node_id)
+            for result in answer["results"]:
                 if result["error_code"] == 0:
                     self._add_configs(result)
 
-    def _add_configs(self, result: dict[str, Any]) -> None:
+    def _add_configs(self, result: Body) -> None:
         name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
-        found = [
-            (each["name"], each["value"] or "", each.get("config_source"))
-            for each in result["configs"]
-        ]
-        self.state.settings[f"{'topic' if is_topic else 'broker'} {name}"] = {
-            config: value for config, value, source in found if source != _DEFAULT_CONFIG
-        }
+        found: dict[int | None, dict[str, str]] = {}  # by their source
+        for each in result["configs"]:
+            found.setdefault(each.get("config_source"), {})[each["name"]] = each["value"] or ""
         if is_topic:
-            self.state.configs[self._captured("topic", name)] = {
-                config: value for config, value, source in found if source == TOPIC_CONFIG
-            }
+            self.state.configs[self._captured("topic", name)] = found.get(TOPIC_CONFIG, {})
+        found.pop(_DEFAULT_CONFIG, None)
+        settings = self.state.settings.setdefault(f"{'topic' if is_topic else 'broker'} {name}", {})
+        for configs in found.values():
+            settings |= configs
 
     async def commits(self, group: str) -> None:
         """Read the committed offsets of a group."""
-        version = self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
-        if version < _ALL_TOPICS:
+        if (self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP) or 0) < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
         name = self._new.get(("group", group), group)
         node = await self._target.coordinator(GROUP_KEY, name)
         asked = {"group_id": name, "topics": None}
-        body = (await self._target.ask(ApiKey.OFFSET_FETCH, version, asked, node)).body
+        body = await self._target.ask(ApiKey.OFFSET_FETCH, asked, node, last=_ONE_GROUP)
         if body.get("error_code"):
             self.state.unread[f"group {group}"] = error_name(body["error_code"])
         for topic, number, each in partitions(body):
@@ -266,15 +256,16 @@ class _Reader:
                 key = group, self._captured("topic", topic["name"]), number
                 self.state.commits[key] = each["committed_offset"]
 
-    async def transaction(self, name: str) -> None:
-        """Read the state of a transactional id, after a transaction that is being ended has
-        ended."""
-        self._target.version(ApiKey.LIST_TRANSACTIONS)
-        named = self._new.get((TXN, name), name)
-        await await_state(self._target, TXN, named, ENDING, SETTLE_S)
-        states = await self._target.states(TXN)
-        if named in states:
-            self.state.transactions[name] = states[named]
+    async def transactions(self, names: Iterable[str]) -> None:
+        """Read the states of transactional ids, after transactions that are being ended."""
+        if self._target.version(ApiKey.LIST_TRANSACTIONS) is None:
+            raise ConnectFailed("unreachable", "the target cannot list transactions")
+        async for _ in tries(SETTLE_S):
+            states = await self._target.states(TXN)
+            there = {name: states.get(self._new.get((TXN, name), name)) for name in names}
+            if not ENDING.intersection(there.values()):
+                break
+        self.state.transactions = {name: each for name, each in there.items() if each is not None}
 
 
 class _AbortedTransactions:
@@ -391,46 +382,24 @@ async def find_missing(
     topics |= {topic for _, topic, _ in starting.commits}
     groups = {group for group, _, _ in starting.commits}
     found = await read_state(target, topics, groups, (), renames=renames, with_records=False)
-    lacking = _lacking(starting, found, makes_topics=makes_topics)
-
-    def new(kind: str, name: str) -> str:
-        return renames.get((kind, name), name)
-
-    lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]
-    lines += [
-        f"the target lacks topic {new('topic', name)}"
-        + (f" with {plural(count, 'partition')}" if count else "")
-        for name, count in lacking.topics.items()
-    ]
-    lines += [
-        f"the target lacks {plural(content.end - content.start, 'record')} of "
-        f"{new('topic', topic)}-{partition}"
-        for (topic, partition), content in sorted(lacking.logs.items())
-    ]
-    lines += [
-        f"the target lacks offset {offset} of group {new('group', group)} in "
-        f"{new('topic', topic)}-{partition}"
-        for (group, topic, partition), offset in lacking.commits.items()
-    ]
-    return [visible(line) for line in lines]
-
-
-def _lacking(starting: State, found: State, *, makes_topics: bool) -> State:
-    """The part of a starting state that a target has not, as far as its state was read."""
-    lacking = State()
-    if "topics" in found.unread:
-        return lacking
+    lacking: list[str] = []
     for name, count in starting.topics.items():
-        there = found.topics.get(name)
-        is_there = makes_topics if there is None else there >= count
-        if not is_there:
-            lacking.topics[name] = count
-    for log, content in starting.logs.items():
-        extent = found.logs.get(log, LogContent(0, 0))
-        is_short = extent.end - extent.start < content.end - content.start
-        if is_short and "logs" not in found.unread:
-            lacking.logs[log] = content
-    for commit, offset in starting.commits.items():
-        if commit not in found.commits and f"group {commit[0]}" not in found.unread:
-            lacking.commits[commit] = offset
-    return lacking
+        if found.topics.get(name, math.inf if makes_topics else -1) < count:
+            parts = f" with {plural(count, 'partition')}" if count else ""
+            lacking.append(f"topic {renames.get(('topic', name), name)}{parts}")
+    for (name, number), content in sorted(starting.logs.items()):
+        extent = found.logs.get((name, number), LogContent(0, 0))
+        wanted = content.end - content.start
+        if extent.end - extent.start < wanted and "logs" not in found.unread:
+            log = f"{renames.get(('topic', name), name)}-{number}"
+            lacking.append(f"{plural(wanted, 'record')} of {log}")
+    for (group, name, number), offset in starting.commits.items():
+        is_read = f"group {group}" not in found.unread
+        if is_read and (group, name, number) not in found.commits:
+            log = f"{renames.get(('topic', name), name)}-{number}"
+            owner = renames.get(("group", group), group)
+            lacking.append(f"offset {offset} of group {owner} in {log}")
+    lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]
+    if "topics" not in found.unread:
+        lines += [f"the target lacks {each}" for each in lacking]
+    return [visible(line) for line in lines]

@@ -9,7 +9,7 @@ is never another difference from the captured response.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -37,23 +37,6 @@ from kdissect.replay.workload.messages import (
 )
 
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
-
-
-def from_answer(ids: IdMap, step: Step, response: bytes) -> None:
-    """Learn from a final answer."""
-    learn = _LEARNERS.get(step.exchange.api_key)
-    if learn is None:
-        return
-    if (answer := ids.answer_of(step, response)) is None:
-        from_failure(ids, step)
-    else:
-        learn(ids, step, *bodies(step.exchange), answer.body)
-
-
-def from_failure(ids: IdMap, step: Step) -> None:
-    """Note that a step was not sent, or that no answer to it came."""
-    if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
-        _lost(ids, *bodies(step.exchange), set())
 
 
 # Each takes the bodies of the captured request and response, empty if they are unknown, and that of
@@ -121,10 +104,10 @@ def _produce(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) 
                 ids.shifts[step.number, log] = expected - partition["base_offset"]
             ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
             ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
-    _lost(ids, asked, captured, written)
+    lost(ids, asked, captured, written)
 
 
-def _lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
+def lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
     """Batches that the capture's broker took and the target did not."""
     taken = {log for log, entry in ids.names.logs(captured) if entry["error_code"] == 0}
     if taken <= written:
@@ -191,7 +174,7 @@ def lacks_records(
     return [log for log in wanted if got[log] < session.due[log] + wanted[log]]
 
 
-def _opaque(*names: str) -> Any:
+def _opaque(*names: str) -> Callable[..., None]:
     def learn(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
         if captured and answer["error_code"] == 0:
             for name in names:
@@ -200,7 +183,7 @@ def _opaque(*names: str) -> Any:
     return learn
 
 
-_LEARNERS: dict[int, Any] = {
+LEARNERS: dict[int, Callable[..., None]] = {
     ApiKey.METADATA: _metadata,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _metadata,
     ApiKey.CREATE_TOPICS: _create_topics,

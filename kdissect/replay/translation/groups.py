@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,9 @@ from kdissect.replay.workload.messages import Body, entries, partitions
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
 # topic ids of their side. Members of share groups report none.
 Assigned = dict[str, list[Body]]
+# Partitions of a fetch or share session, by the topic's name or id and their number, with their
+# entry in a request.
+Entries = dict[tuple[str | UUID, int], Body]
 TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")  # of streams groups (KIP-1071)
 _EPOCH_MAX = 0x7FFFFFFF
 
@@ -196,14 +199,13 @@ def _as_set(value: list[Body]) -> set[tuple[Any, int]]:
 class ShareSession:
     """A captured share session, as the target has it.
 
-    partitions: (captured topic id, partition) -> its entry in a request, without acknowledgements.
-    asked: the nodes that got the last request, or a part of it. epochs: by node, of the last
-    request that it took. due, got: how many records of each log the captured member has got so far,
-    and that at the target.
+    partitions: by captured ids of topics. asked: node that got the last request, or a part of it ->
+    its epoch. epochs: by node, of the last request that it took. due, got: how many records of each
+    log the captured member has got so far, and that at the target.
     """
 
-    partitions: dict[tuple[UUID, int], Body] = field(default_factory=dict)
-    asked: set[int | None] = field(default_factory=set)
+    partitions: Entries = field(default_factory=dict)
+    asked: dict[int | None, int] = field(default_factory=dict)
     epochs: dict[int | None, int] = field(default_factory=dict)
     due: Counter[Log] = field(default_factory=Counter)
     got: Counter[Log] = field(default_factory=Counter)
@@ -234,51 +236,75 @@ class ShareSessions:
         key = broker, body["group_id"] or "", body["member_id"] or ""
         return self._sessions.setdefault(key, ShareSession())
 
-    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> dict[tuple[UUID, int], Body]:
-        """The partitions of the session after a request."""
-        is_new = body["share_session_epoch"] == 0
-        found = {} if is_new else dict(self.of(broker, body).partitions)
-        for topic in entries(body.get("forgotten_topics_data")):
-            for number in topic["partitions"]:
-                found.pop((topic["topic_id"], number), None)
-        for topic, number, each in partitions(body):
-            found[topic["topic_id"], number] = {**each, "acknowledgement_batches": []}
-        return found
-
     def request(self, broker: Broker, number: int, body: Body, target_member: str) -> None:
         """Prepare a captured body. number: of the step. target_member: the member's id at the
         target. A member's sessions with several captured brokers have ids of their own, but for the
         first of them."""
-        session = self.of(broker, body)
-        session.partitions = self.partitions(broker, body)
+        session, is_new = self.of(broker, body), body["share_session_epoch"] == 0
+        session.partitions = in_session({} if is_new else session.partitions, body)
         if self._owners.setdefault((body["group_id"], body["member_id"]), broker) != broker:
             body["member_id"] = stand_in(target_member, broker)
         if number in self.acknowledged:
             for _, _, partition in partitions(body):
                 partition["acknowledgement_batches"] = []
         if "forgotten_topics_data" in body and body["share_session_epoch"] >= 0:
-            named = {(topic["topic_id"], each) for topic, each, _ in partitions(body)}
-            body["topics"] += [
-                {"topic_id": topic_id, "partitions": [each]}
-                for (topic_id, number), each in session.partitions.items()
-                if (topic_id, number) not in named
-            ]
+            silent = {
+                key: {**each, "acknowledgement_batches": []}
+                for key, each in session.partitions.items()
+            }
+            body["topics"] = by_topic(silent | in_session({}, body))
+
+    def epochs(
+        self, broker: Broker, body: Body, nodes: Iterable[int | None]
+    ) -> dict[int | None, int]:
+        """The epochs for the nodes that get a captured request, or a part of it; the end of the
+        session goes to all that have one."""
+        session, captured = self.of(broker, body), body["share_session_epoch"]
+        asked = session.epochs if captured < 0 and session.epochs else nodes
+        session.asked = {node: session.epoch(node, captured) for node in asked}
+        return session.asked
 
     def answered(self, broker: Broker, body: Body, answer: Body) -> ShareSession:
         """Note that the target has taken a request. body: of the captured request."""
         session, captured = self.of(broker, body), int(body["share_session_epoch"])
-        epochs = {node: session.epoch(node, captured) for node in session.asked}
         if answer["error_code"] != 0 or captured < 0:
             session.epochs.clear()
             session.due, session.got = Counter(), Counter()
         else:
-            session.epochs.update(epochs)
+            session.epochs.update(session.asked)
         self.ready.update(
             (topic["topic_id"], number)
             for topic, number, each in partitions(answer)
             if not each["error_code"]
         )
         return session
+
+
+def in_session(known: Entries, body: Body) -> Entries:
+    """The partitions that a session has after a request: those that it names, and those that are
+    known from earlier ones."""
+    found = dict(known)
+    for topic in entries(body.get("forgotten_topics_data")):
+        for number in topic["partitions"]:
+            found.pop((_key(topic), number), None)
+    for topic, number, partition in partitions(body):
+        found[_key(topic), number] = partition
+    return found
+
+
+def _key(topic: Body) -> str | UUID:
+    key: str | UUID = topic["topic_id"] if "topic_id" in topic else topic["topic"]
+    return key
+
+
+def by_topic(found: Entries) -> list[Body]:
+    """The structs of topics of a Fetch or ShareFetch with these partitions."""
+    topics: dict[str | UUID, Body] = {}
+    for (key, _), partition in found.items():
+        name = "topic" if isinstance(key, str) else "topic_id"
+        topic = topics.setdefault(key, {name: key, "partitions": []})
+        topic["partitions"].append(dict(partition))
+    return list(topics.values())
 
 
 def stand_in(member_id: str, broker: Broker) -> str:

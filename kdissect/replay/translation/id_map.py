@@ -24,17 +24,14 @@ from kdissect.replay.model import (
     ReplayPlan,
     Step,
     TranslateOptions,
-    Untranslatable,
 )
-from kdissect.replay.translation.groups import Groups, ShareSessions
+from kdissect.replay.translation.groups import Entries, Groups, ShareSessions
 from kdissect.replay.workload.messages import (
-    Body,
     CapturedTopics,
     TopicNames,
     bodies,
     decoded,
     entries,
-    partitions,
 )
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
@@ -47,7 +44,6 @@ _CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client me
 IN_SYNC = "min.insync.replicas"
 ZERO_UUID = UUID(int=0)
 _SEQUENCES = 1 << 31  # they wrap to 0
-FINAL_EPOCH, INITIAL_EPOCH = -1, 0  # of fetch sessions (KIP-227)
 _CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
 MODES = (_CAPTURED, EARLIEST, RELATIVE)
 
@@ -74,7 +70,8 @@ class IdMap:
         self.kept = frozenset(kept)
         self.target = target or Cluster()
         self.offsets = OffsetMap(self.options.offsets)
-        self.sessions = FetchSessions()
+        # fetch sessions by broker and id: a client may go on with one over another connection
+        self.sessions: dict[tuple[Broker, int], Entries] = {}
         self.share = ShareSessions()
         self.producers = Producers()
         self.groups = Groups()
@@ -205,6 +202,11 @@ class Cluster:
     leaders: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     coordinators: dict[tuple[int, str], int] = field(default_factory=dict)
 
+    @property
+    def several(self) -> dict[int, tuple[str, int]]:
+        """The nodes among which requests have to choose: none if there is only one."""
+        return self.nodes if len(self.nodes) > 1 else {}
+
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A response of the target to Metadata, DescribeTopicPartitions or CreateTopics."""
         for broker in entries(body.get("brokers")):
@@ -314,62 +316,6 @@ class Producers:
     def lost(self, captured: Producer, log: Log, record_count: int) -> None:
         """The capture's broker took a batch that the target did not: later ones move up."""
         self._lost[captured, log] += record_count
-
-
-# -- fetch sessions (KIP-227) --------------------------------------------------------------------
-#
-# An incremental Fetch names only the partitions that change; for all others, the broker uses the
-# session's earlier requests. A target may drop a session at any time, and a session belongs to one
-# node. So a replay has none there: it sends each Fetch for all partitions of its captured session.
-
-
-class FetchSessions:
-    """The partitions of captured sessions, by broker and session id: a client may go on with one
-    over another connection."""
-
-    def __init__(self) -> None:
-        # (topic or its id, partition) -> entry of a Fetch request
-        self._sessions: dict[tuple[Broker, int], dict[tuple[Any, int], Body]] = {}
-
-    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> dict[tuple[Any, int], Body]:
-        """(topic or its id, partition) -> entry of all partitions that a captured request fetches:
-        those that it names, and those that its session already has."""
-        key, is_incremental = (broker, body["session_id"]), body["session_epoch"] > INITIAL_EPOCH
-        found = dict(self._sessions.get(key, {})) if is_incremental else {}
-        for topic in entries(body.get("forgotten_topics_data")):
-            for number in topic["partitions"]:
-                found.pop((_key(topic), number), None)
-        for topic, number, partition in partitions(body):
-            found[_key(topic), number] = partition
-        return found
-
-    def whole(self, broker: Broker, body: Body, captured: Body) -> Body:
-        """The body to send for a captured Fetch: without a session, for all its partitions. Topic
-        ids in it are still the capture's.
-
-        captured: body of the captured response, which has the id of a new session.
-        Raises Untranslatable for a session whose partitions are unknown.
-        """
-        if body["session_epoch"] == FINAL_EPOCH:
-            return {**body, "session_id": 0}
-        found = self.partitions(broker, body)
-        if not found and body["session_epoch"] > INITIAL_EPOCH:
-            raise Untranslatable("its fetch session began before the capture")
-        topics: dict[Any, Body] = {}
-        for (key, _), partition in found.items():
-            name = "topic" if isinstance(key, str) else "topic_id"
-            topic = topics.setdefault(key, {name: key, "partitions": []})
-            topic["partitions"].append(dict(partition))
-        if session_id := captured.get("session_id", 0):
-            self._sessions[broker, session_id] = found
-        return {
-            **body, "session_id": 0, "session_epoch": FINAL_EPOCH, "topics": list(topics.values()),
-            "forgotten_topics_data": [],
-        }  # fmt: skip
-
-
-def _key(topic: Body) -> Any:
-    return topic["topic_id"] if "topic_id" in topic else topic["topic"]
 
 
 # -- offsets --------------------------------------------------------------------------------------

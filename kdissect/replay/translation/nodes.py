@@ -7,8 +7,6 @@ merged into one before anything reads them. A frame is cut after its ids have be
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -79,50 +77,23 @@ def coordinators_of_plan(ids: IdMap) -> list[tuple[int, str]]:
     return list(dict.fromkeys(key for step in steps for key in coordinators_of(ids, step)))
 
 
-def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
-    """The nodes that get the request, or a part of it. None: the bootstrap address."""
-    nodes = ids.target.nodes
-    if len(nodes) < 2:
-        return [None]
-    found = [node for node, _ in _spread(ids, step).most_common()]
-    if found:
-        return [*found] if _is_cut(step) else [found[0]]
-    captured = ids.plan.workload.connections[step.connection].node_id
-    node = None if captured is None else ids.node(captured)
-    return [node if node in nodes else None]
-
-
-def _is_cut(step: Step) -> bool:
-    """Return whether each node may get a part of the request."""
-    arrays = _ARRAYS.get(step.exchange.api_key)
-    return arrays is not None and arrays[0] in request_body(step.exchange)
-
-
-def _spread(ids: IdMap, step: Step) -> Counter[int]:
-    """By node of the target: how many partitions of a request it leads, or how many of its groups
-    or transactions it coordinates."""
-    target = ids.target
+def node_of(ids: IdMap, step: Step) -> int | None:
+    """The node of the first partition, group or transaction of a request, or else the counterpart
+    of its captured broker. None: the address that the user gave."""
+    if not ids.target.several:
+        return None
     if step.exchange.api_key in _BY_LEADER:
-        found = (
-            target.leaders.get((ids.topic(name), number), (None, -1))[0]
-            for name, number in _partitions(ids, step)
-        )
+        logs = (resource[1:] for resource, _ in step.accesses if resource[0] == "log")
+        owners = (_leader(ids, ids.topic(name), number) for name, number in logs)
     else:
-        found = (target.coordinators.get(key) for key in coordinators_of(ids, step))
-    return Counter(node for node in found if node in target.nodes)
+        owners = (ids.target.coordinators.get(key) for key in coordinators_of(ids, step))
+    captured = ids.plan.workload.connections[step.connection].node_id
+    counterpart = None if captured is None else ids.node(captured)
+    return next((each for each in (*owners, counterpart) if each in ids.target.several), None)
 
 
-def _partitions(ids: IdMap, step: Step) -> Iterator[tuple[str, int]]:
-    """The partitions of a request, by the captured names of topics, with those of its session."""
-    body = request_body(step.exchange)
-    if "session_epoch" in body or "share_session_epoch" in body:
-        sessions = ids.share if "share_session_epoch" in body else ids.sessions
-        for topic, number in sessions.partitions(ids.broker(step), body):
-            yield (topic if isinstance(topic, str) else ids.names.name("", topic)), number
-        return
-    for resource, _ in step.accesses:
-        if resource[0] == "log":
-            yield resource[1:]
+def _leader(ids: IdMap, topic: str, partition: int) -> int | None:
+    return ids.target.leaders.get((topic, partition), (None, -1))[0]
 
 
 # -- parts and their answers ----------------------------------------------------------------------
@@ -131,58 +102,52 @@ def _partitions(ids: IdMap, step: Step) -> Iterator[tuple[str, int]]:
 def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
     """(node, frame) of each part of a request's frame, which is already translated.
 
-    Partitions, groups and transactions without a known node are in the first part.
+    Partitions, groups and transactions without a known node go to that of the request.
     """
-    nodes = nodes_of(ids, step)
-    api_key = step.exchange.api_key
-    if len(nodes) == 1 and api_key not in SHARE_APIS:
-        return [(nodes[0], frame)]
+    first, api_key = node_of(ids, step), step.exchange.api_key
+    is_shared = api_key in SHARE_APIS
+    if api_key not in _ARRAYS or not (ids.target.several or is_shared):
+        return [(first, frame)]
     whole = decode_message(frame, side="request")
     array = _ARRAYS[api_key][0]
-    bodies: dict[int | None, Body] = {node: {**whole.body, array: []} for node in nodes}
-    for element in entries(whole.body[array]):
-        for node, part in _cut(ids, api_key, element, nodes).items():
-            bodies[node][array].append(part)
-    if api_key in _FETCHES and len(nodes) > 1:
+    parts: dict[int | None, list[Any]] = {}
+    for element in entries(whole.body.get(array)):
+        for node, part in _cut(ids, api_key, element, first).items():
+            parts.setdefault(node, []).append(part)
+    if len(parts) < 2 and not is_shared:
+        return [(node, frame) for node in parts or [first]]
+    bodies = {node: {**whole.body, array: part} for node, part in parts.items()}
+    if is_shared:
+        epochs = ids.share.epochs(ids.broker(step), request_body(step.exchange), parts or [first])
+        for node, epoch in epochs.items():
+            body = bodies.setdefault(node, {**whole.body, array: []})
+            body["share_session_epoch"] = epoch
+    if api_key in _FETCHES and len(bodies) > 1:
         # A node without records would hold its part until the end of the wait; now it does so no
         # longer than the captured broker held the request.
         latency_ms = max(step.exchange.latency_ns, 0) // 1_000_000
         for body in bodies.values():
             body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
-    if api_key in SHARE_APIS:
-        bodies = _in_sessions(ids, step, bodies)
     return [
         (node, encode_message(Message(api_key, whole.api_version, "request", whole.header, body)))
         for node, body in bodies.items()
-        if body[array] or api_key in SHARE_APIS
     ]
 
 
-def _in_sessions(ids: IdMap, step: Step, bodies: dict[int | None, Body]) -> dict[int | None, Body]:
-    """The parts for nodes that have something to do, each with the epoch of the node's session."""
-    asked = request_body(step.exchange)
-    session, epoch = ids.share.of(ids.broker(step), asked), asked["share_session_epoch"]
-    found = {node: body for node, body in bodies.items() if body["topics"] or epoch < 0}
-    found = found or dict(list(bodies.items())[:1])
-    session.asked = set(found)
-    for node, body in found.items():
-        body["share_session_epoch"] = session.epoch(node, epoch)
-    return found
-
-
-def _cut(ids: IdMap, api_key: int, element: Any, nodes: list[int | None]) -> dict[int | None, Any]:
+def _cut(ids: IdMap, api_key: int, element: Any, first: int | None) -> dict[int | None, Any]:
     """The element of a request's array for each node, with the node's own partitions."""
     _, inner, name = _ARRAYS[api_key]
+    nodes = ids.target.several
     if not inner:
         key_type = TRANSACTION_KEY if api_key == ApiKey.DESCRIBE_TRANSACTIONS else GROUP_KEY
         node = ids.target.coordinators.get((key_type, element[name] if name else element))
-        return {node if node in nodes else nodes[0]: element}
+        return {node if node in nodes else first: element}
     topic = ids.topic(ids.target_topics.of(element))
     parts: dict[int | None, list[Any]] = {}
     for each in entries(element[inner]):
-        leader, _ = ids.target.leaders.get((topic, each[name] if name else each), (None, -1))
-        parts.setdefault(leader if leader in nodes else nodes[0], []).append(each)
-    return {node: {**element, inner: part} for node, part in (parts or {nodes[0]: []}).items()}
+        leader = _leader(ids, topic, each[name] if name else each)
+        parts.setdefault(leader if leader in nodes else first, []).append(each)
+    return {node: {**element, inner: part} for node, part in (parts or {first: []}).items()}
 
 
 def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:

@@ -34,7 +34,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.answers import Place
-from kdissect.replay.translation.groups import with_topics
+from kdissect.replay.translation.groups import by_topic, in_session, with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.workload.messages import (
@@ -43,6 +43,7 @@ from kdissect.replay.workload.messages import (
     SESSION_LOST,
     TRANSACTION_KEY,
     Body,
+    bodies,
     entries,
     error_codes,
     member_of,
@@ -141,11 +142,17 @@ class Translator:
 
     def learn(self, step: Step, response: bytes) -> None:
         """Learn the target's ids and offsets from a final answer."""
-        answers.from_answer(self.ids, step, response)
+        if (learn := answers.LEARNERS.get(step.exchange.api_key)) is None:
+            return
+        if (answer := self.ids.answer_of(step, response)) is None:
+            self.failed(step)
+        else:
+            learn(self.ids, step, *bodies(step.exchange), answer.body)
 
     def failed(self, step: Step) -> None:
         """No answer to a step came, or it was not sent."""
-        answers.from_failure(self.ids, step)
+        if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
+            answers.lost(self.ids, *bodies(step.exchange), set())
 
     # -- members of groups, for requests of the replay's own --------------------------------------
 
@@ -372,12 +379,29 @@ _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
 
 
 def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
-    """A Fetch of a session that the captured broker had lost goes out as it is: the target does not
-    know the session either."""
+    """The Fetch without a session, for all partitions of its captured one (KIP-227).
+
+    An incremental Fetch names only the partitions that change; for all others, the broker uses the
+    session's earlier requests. A target may drop a session at any time, and a session belongs to
+    one node, so a replay has none there. A Fetch of a session that the captured broker had lost
+    goes out as it is: the target does not know the session either.
+    """
     captured = response_body(step.exchange)
     if "session_id" not in body or captured.get("error_code") in SESSION_LOST:
         return body
-    return ids.sessions.whole(ids.broker(step), body, captured)
+    if body["session_epoch"] < 0:
+        return {**body, "session_id": 0}
+    broker, is_new = ids.broker(step), body["session_epoch"] == 0
+    known = {} if is_new else ids.sessions.get((broker, body["session_id"]), {})
+    found = in_session(known, body)
+    if not found and not is_new:
+        raise Untranslatable("its fetch session began before the capture")
+    if session_id := captured.get("session_id", 0):
+        ids.sessions[broker, session_id] = found
+    return {
+        **body, "session_id": 0, "session_epoch": -1, "topics": by_topic(found),
+        "forgotten_topics_data": [],
+    }  # fmt: skip
 
 
 def _metadata(ids: IdMap, step: Step, body: Body) -> Body:
