@@ -56,7 +56,7 @@ class Terms:
         self.ids = ids
         self._is_target = is_target
         self.topics: TopicNames = ids.target_topics if is_target else ids.names
-        self._names: dict[str, dict[str, str]] = {kind: {} for kind in ids.renames}
+        self._names: dict[tuple[str, str], str] = ids.old_names if is_target else {}
         self._members: dict[tuple[str, str], str] = {}
         self._producers = Producers()
         self._opaque = {key: key[1] for key in ids.opaque}
@@ -75,8 +75,6 @@ class Terms:
     def of_target(cls, ids: IdMap) -> Terms:
         """The captured ids of those in a target's answers."""
         terms = cls(ids, is_target=True)
-        for kind, renames in ids.renames.items():
-            terms._names[kind] = {new: old for old, new in renames.items()}
         for (group, captured), member in ids.groups.members.items():
             terms._members.setdefault((group, member), captured)
         for captured_producer, producer in ids.producers.targets.items():
@@ -94,10 +92,10 @@ class Terms:
         return self.topics.logs(body or {})
 
     def group(self, name: str) -> str:
-        return self._names["group"].get(name, name)
+        return self._names.get(("group", name), name)
 
     def transactional_id(self, name: str) -> str:
-        return self._names["transactional-id"].get(name, name)
+        return self._names.get(("transactional-id", name), name)
 
     def _position(self, step: Step, kind: FieldKind, offset: int, around: FieldContext) -> Any:
         """Where an offset is in the captured log. While another request writes, and next to
@@ -167,8 +165,8 @@ class Terms:
                 word = resource_word(holder.get("resource_type", 0), is_acl=is_acl)
                 if word.startswith("broker"):
                     return self._brokers.get(value, value)
-                return self._names.get(word.replace(" ", "-"), {}).get(value, value)
-            case FieldKind.PROTOCOL if self._names["topic"]:
+                return self._names.get((word.replace(" ", "-"), value), value)
+            case FieldKind.PROTOCOL if self._names:
                 what = "Assignment" if "assignment" in name else "Subscription"
                 return with_topics(value, what, self.topic)
         return value

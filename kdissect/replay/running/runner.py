@@ -290,7 +290,6 @@ class Runner:
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
         try:
-            await self._settled.learn_topics(step)
             await self._connections.of(lane.links, node_of(self.translator.ids, step))
             await self._until(due_ns)
             if step.awaits:

@@ -48,9 +48,10 @@ SAME_CLUSTER = "same-cluster"  # allowed beside classes: the captured cluster is
 _BESIDE = (DELETE_EXISTING, SAME_CLUSTER)
 # resources of `planning.resources` -> kind of name
 _KIND_OF = {
-    "log": "topic", "topic": "topic", "group": "group", "commits": "group", "share": "group",
+    **dict.fromkeys(("log", "topic"), "topic"),
+    **dict.fromkeys(("group", "commits", "share"), "group"),
     "txn": "transactional-id",
-}  # fmt: skip
+}
 SHOWN_NAMES = 40
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
 _CREATE_TIMEOUT_MS, _DELETE_TIMEOUT_MS = 30_000, 10_000

@@ -18,12 +18,11 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Mode, Outcome, Step
+from kdissect.replay.model import Mode, Outcome, Resource, Step
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.nodes import coordinators_of, topics_of
+from kdissect.replay.translation.nodes import coordinators_of
 from kdissect.replay.workload.messages import EARLIEST, partitions, request_body
 
 SETTLE_S = 10.0
@@ -32,7 +31,9 @@ WAIT_S, SHORT_WAIT_S = 8.0, 0.5
 # own, beside the image that all others use.
 _METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
-_MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+_CREATING_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+# These make topics some time after their answer (KIP-1071 for the second).
+_MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.STREAMS_GROUP_HEARTBEAT})
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
 TXN = "transactional-id"
@@ -126,7 +127,7 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._given_up: set[Place] = set()
+        self._given_up: set[Resource] = set()
         self._left_s = WAIT_S
 
     @property
@@ -138,10 +139,10 @@ class Patience:
         """A wait has ended without success."""
         self._left_s -= waited_s
 
-    def lasts(self, places: Iterable[Place], waited_s: float) -> bool:
-        """Return whether a request is sent again because of these places, which are not ready.
-        waited_s: since its first answer."""
-        waiting = set(places) - self._given_up
+    def lasts(self, unready: Iterable[Resource], waited_s: float) -> bool:
+        """Return whether a request is sent again because of what is not ready. waited_s: since its
+        first answer."""
+        waiting = set(unready) - self._given_up
         is_over = waited_s >= self.limit_s
         if waiting and is_over:
             self._given_up |= waiting
@@ -154,22 +155,12 @@ class Settled:
 
     def __init__(self, target: Target, ids: IdMap, patience: Patience) -> None:
         self._target, self._ids, self._patience = target, ids, patience
-        self._asked: set[str] = set()  # topics that Metadata was requested for
-
-    async def learn_topics(self, step: Step) -> None:
-        """Learn leaders and ids of topics that a request needs and nothing is known of."""
-        known = self._ids.target.topics
-        names = {name for name in topics_of(self._ids, step) if not known.get(name)}
-        if not self._asked.issuperset(names):
-            self._asked |= names
-            with suppress(ConnectFailed):
-                await self._target.learn_metadata(sorted(names))
 
     async def look_up(self, step: Step) -> None:
         """Learn leaders and coordinators anew, as clients do before they send a request again."""
         with suppress(ConnectFailed):
-            if names := topics_of(self._ids, step):
-                await self._target.learn_metadata(names)
+            if names := step.named("topic"):
+                await self._target.learn_metadata([self._ids.topic(name) for name in names])
             for key in coordinators_of(self._ids, step):
                 await self._target.coordinator(*key, wait_s=0.0)
 
@@ -200,15 +191,15 @@ class Settled:
         if changed & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)
             is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
-        if "topic" in changed and step.exchange.api_key in _MAKING_APIS:
+        if "topic" in changed and step.exchange.api_key in _MAKING_APIS | _CREATING_APIS:
             is_settled &= await self._serves(step, limit_s)
         return is_settled
 
     async def _serves(self, step: Step, limit_s: float) -> bool:
-        """Wait until the leaders of the topics of a step serve all partitions. A topic that
-        Metadata makes has to be there, if the captured broker made it."""
+        """Wait until the leaders of the topics of a step serve all partitions. A topic that the
+        target is making has to be there, if the captured broker made it."""
         known, asked = self._ids.plan.workload.facts.topics, request_body(step.exchange)
-        makes = step.exchange.api_key == ApiKey.METADATA
+        makes = step.exchange.api_key in _MAKING_APIS
         counts = {
             self._ids.topic(name): int(makes and asked.get("allow_auto_topic_creation", True))
             for name in step.named("topic")

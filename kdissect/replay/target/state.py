@@ -54,7 +54,6 @@ class StoredBatch(NamedTuple):
     magic 2. is_aborted: a read_committed consumer skips it."""
 
     base_offset: int
-    last_offset: int
     records: int
     digest: int
     is_aborted: bool
@@ -290,12 +289,10 @@ class _AbortedTransactions:
 
 
 def _stored(batch: Batch, is_aborted: bool) -> StoredBatch:
-    header, data = batch.header, batch.data
-    is_new = header.magic == 2
-    return StoredBatch(
-        header.base_offset, header.last_offset, max(header.record_count, 0),
-        content_digest(data) if is_new else 0, is_aborted, is_new and has_append_time(data),
-    )  # fmt: skip
+    header, is_new = batch.header, batch.header.magic == 2
+    digest = content_digest(batch.data) if is_new else 0
+    has_time, records = is_new and has_append_time(batch.data), max(header.record_count, 0)
+    return StoredBatch(header.base_offset, records, digest, is_aborted, has_time)
 
 
 def _fetch(log: Log, offset: int, isolation_level: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
@@ -19,8 +18,6 @@ from kdissect.replay.model import Log, Resource, Step
 from kdissect.replay.translation.groups import ShareSession, assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.workload.messages import (
-    EARLIEST,
-    GROUP_KEY,
     MEMBER_HEARTBEATS,
     NO_TOPIC,
     SHARE_APIS,
@@ -79,17 +76,6 @@ def _delete_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: 
             ids.target.forget_topic(name)
 
 
-def _find_coordinator(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    key_type = asked.get("key_type", GROUP_KEY)
-    found = entries(answer.get("coordinators"))
-    if "coordinators" not in answer and asked.get("key"):
-        named = "group" if key_type == GROUP_KEY else "txn"
-        found = [{**answer, "key": ids.name(named, asked["key"])}]
-    for each in found:
-        if each["error_code"] == 0:
-            ids.target.coordinators[key_type, each["key"]] = each["node_id"]
-
-
 def _produce(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     answered = dict(ids.target_topics.logs(answer))
     written: set[Log] = set()
@@ -120,13 +106,6 @@ def lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
                     ids.producers.lost(producer, log, header.record_count)
 
 
-def _list_offsets(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    earliest = {log for log, entry in ids.names.logs(asked) if entry["timestamp"] == EARLIEST}
-    for log, partition in ids.target_topics.logs(answer):
-        if log in earliest and partition["error_code"] == 0 and "offset" in partition:
-            ids.offsets.target_starts(log, partition["offset"])
-
-
 def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     """Of an InitProducerId, or of an EndTxn that returns a producer (KIP-890)."""
     if captured.get("error_code") != 0 or "producer_id" not in captured.keys() & answer.keys():
@@ -152,6 +131,8 @@ def _share(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) ->
 def _share_taken(ids: IdMap, step: Step, asked: Body, answer: Body) -> ShareSession:
     session = ids.share.answered(ids.broker(step), asked, answer)
     session.got.update(acquired(ids.target_topics, answer))
+    parts = ids.target_topics.logs(answer)
+    ids.share.ready.update(log for log, part in parts if not part["error_code"])
     return session
 
 
@@ -188,9 +169,7 @@ LEARNERS: dict[int, Callable[..., None]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _metadata,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
-    ApiKey.FIND_COORDINATOR: _find_coordinator,
     ApiKey.PRODUCE: _produce,
-    ApiKey.LIST_OFFSETS: _list_offsets,
     ApiKey.INIT_PRODUCER_ID: _producer,
     ApiKey.END_TXN: _producer,
     ApiKey.JOIN_GROUP: lambda ids, step, *bodies: ids.groups.joined(*bodies),
@@ -205,19 +184,9 @@ LEARNERS: dict[int, Callable[..., None]] = {
 # -- what is not ready ------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
-    """A partition, topic, group or transaction of a request that is not ready, as the answer names
-    it. owners: groups and transactions of a request whose answer names none. what: "" an error
-    code, else what it lacks."""
-
-    owners: tuple[Resource, ...] = ()
-    topic: Any = None
-    partition: int = -1
-    what: str = ""
-
-
-def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
-    """Places that are not ready -> the reason to send the request again."""
+def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
+    """What is not ready -> the reason to send the request again. Beside the resources of the plan:
+    ``("records", topic, partition)`` and ``("member", group, member)``."""
     asked, captured = bodies(step.exchange)
     if not captured:
         return {}
@@ -226,9 +195,9 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
     if any(codes):
         known = {0, *error_codes(captured)}
         found = {
-            place: f"error {code}: not ready yet"
-            for place, code in _errors(step, answer)
-            if code not in known and _is_transient(ids, step, place, code)
+            resource: f"error {code}: not ready yet"
+            for resource, code in _errors(ids, step, answer)
+            if code not in known and _is_transient(ids, step, resource, code)
         }
         is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
         if is_partly_done and not _is_idempotent(asked):
@@ -244,41 +213,34 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
     return {}
 
 
-def _errors(step: Step, answer: Body) -> Iterator[tuple[Place, int]]:
-    """Each error code of an answer with the place that has it."""
-    owners = tuple(
-        resource for resource, _ in step.accesses if resource[0] in ("group", "txn")
-    ) or ((step.api_name,),)
+def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, int]]:
+    """Each error code of an answer with the resource that has it: the innermost that the answer
+    names, or else a group or transaction of the request."""
+    named = (resource for resource, _ in step.accesses if resource[0] in ("group", "txn"))
+    whole = next(named, (step.api_name,))
     for around, _, code in errors(answer):
-        place = Place(owners)
+        found: Resource = whole
         for holder in around:
-            topic = holder.get("name") or holder.get("topic") or holder.get("topic_id")
-            if topic is not None:
-                place = Place((), topic)
-            group = holder.get("group_id") or holder.get("transactional_id")
-            if group is not None:
-                place = Place(((group,),))
+            if topic := ids.target_topics.of(holder):
+                found = "topic", topic
+            if group := holder.get("group_id") or holder.get("transactional_id"):
+                found = "group", group
             for name in ("partition_index", "index", "partition"):
-                place = place._replace(partition=holder.get(name, place.partition))
-        yield place, code
+                if name in holder:
+                    found = "log", found[-1], holder[name]
+        yield found, code
 
 
-def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:
+def _is_transient(ids: IdMap, step: Step, resource: Resource, code: int) -> bool:
     api_key = step.exchange.api_key
     if api_key in SHARE_APIS and code in _INITIALISING:
         # the state of a share partition is read from its coordinator at first (KIP-932)
-        return (place.topic, place.partition) not in ids.share.ready
-    if not is_transient(api_key, code):
-        return False
-    return code not in NO_TOPIC or _is_expected(ids, place)
-
-
-def _is_expected(ids: IdMap, place: Place) -> bool:
-    """Return whether the target has a topic or partition by its metadata."""
-    is_id = not isinstance(place.topic, str)
-    name = ids.target.names.get(place.topic, "") if is_id else place.topic
-    is_led = place.partition < 0 or (name, place.partition) in ids.target.leaders
-    return name in ids.target.topics and is_led
+        return resource[1:] not in ids.share.ready
+    if not is_transient(api_key, code) or code not in NO_TOPIC:
+        return is_transient(api_key, code)
+    kind, *log = resource  # the target has it, by its metadata
+    name = ids.topic(log[0]) if log else ""
+    return name in ids.target.topics and (kind != "log" or (name, log[1]) in ids.target.leaders)
 
 
 def _is_idempotent(asked: Body) -> bool:
@@ -290,13 +252,13 @@ def _is_idempotent(asked: Body) -> bool:
     )
 
 
-def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Place, str]:
+def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Resource, str]:
     """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
     transaction markers are not written yet."""
     if answer.get("error_code"):
         return {}
     answered = dict(ids.target_topics.logs(answer))
-    found = {}
+    found: dict[Resource, str] = {}
     for log, partition in ids.names.logs(captured):
         last = last_data(partition["records"] or b"")
         if last < 0:
@@ -304,25 +266,26 @@ def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Place, st
         other = answered.get(log, {})
         wanted = ids.offsets.to_target(log, last)
         if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
-            found[Place((), *log, "records")] = "it does not bring all records yet"
+            found["records", *log] = "it does not bring all records yet"
     return found
 
 
 def _without_share_records(
     ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body
-) -> dict[Place, str]:
+) -> dict[Resource, str]:
     """A member of a share group got fewer records than in the capture: the request came before they
     were produced, or before another member released them."""
     if not asked or set(error_codes(answer)) != set(error_codes(captured)):
         return {}
-    owner = (("group", asked["group_id"]),)
     return {
-        Place(owner, *log, "records"): "it does not get all records yet"
+        ("records", *log): "it does not get all records yet"
         for log in lacks_records(ids, step, asked, captured, answer)
     }
 
 
-def _without_assignment(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Place, str]:
+def _without_assignment(
+    ids: IdMap, step: Step, captured: Body, answer: Body
+) -> dict[Resource, str]:
     """The coordinator computes assignments some time after a member joins: a member without any
     partition has none yet, if the captured one has."""
     group, member = member_of(step.exchange)
@@ -333,8 +296,7 @@ def _without_assignment(ids: IdMap, step: Step, captured: Body, answer: Body) ->
         or is_assigned(ids.groups.assigned(group, member))
     ):
         return {}
-    place = Place((("group", group), ("member", member)), what="assignment")
-    return {place: "its member has no partitions yet"}
+    return {("member", group, member): "its member has no partitions yet"}
 
 
 def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:

@@ -221,7 +221,7 @@ class ShareSession:
 class ShareSessions:
     """Sessions by captured broker, group and member.
 
-    ready: (the target's topic id, partition) of share partitions that answered without an error.
+    ready: share partitions that answered without an error, by the capture's names.
     acknowledged: steps that are sent again, whose acknowledgements the target has taken.
     """
 
@@ -229,7 +229,7 @@ class ShareSessions:
         self._sessions: dict[tuple[Broker, str, str], ShareSession] = {}
         self._owners: dict[tuple[str, str], Broker] = {}
         self.acknowledged: set[int] = set()
-        self.ready: set[tuple[UUID, int]] = set()
+        self.ready: set[Log] = set()
 
     def of(self, broker: Broker, body: Mapping[str, Any]) -> ShareSession:
         """The session of a captured request."""
@@ -272,11 +272,6 @@ class ShareSessions:
             session.due, session.got = Counter(), Counter()
         else:
             session.epochs.update(session.asked)
-        self.ready.update(
-            (topic["topic_id"], number)
-            for topic, number, each in partitions(answer)
-            if not each["error_code"]
-        )
         return session
 
 

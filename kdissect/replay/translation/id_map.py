@@ -84,10 +84,8 @@ class IdMap:
         self.captured_nodes = sorted(plan.workload.facts.brokers)
         self.names = CapturedTopics(plan.workload.facts)
         self.target_topics = TargetTopics(self)
-        self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
-        for (kind, old), new in self.options.renames.items():
-            self.renames[kind][old] = new
-        self._captured_topics = {new: old for old, new in self.renames["topic"].items()}
+        self.renames = self.options.renames
+        self.old_names = {(kind, new): old for (kind, old), new in self.renames.items()}
         for step in plan.steps:
             if step.skipped is None:
                 self._add_captured(step.exchange)
@@ -114,16 +112,16 @@ class IdMap:
         return self.plan.workload.connections[step.connection].broker
 
     def topic(self, name: str) -> str:
-        return self.renames["topic"].get(name, name)
+        return self.renames.get(("topic", name), name)
 
     def name(self, resource: str, captured: str) -> str:
         """The target's name of a "topic", a "group" or a transaction ("txn")."""
         kind = "transactional-id" if resource == "txn" else resource
-        return self.renames[kind].get(captured, captured)
+        return self.renames.get((kind, captured), captured)
 
     def captured_topic_name(self, name: str) -> str:
         """The capture's name of one of the target's topics."""
-        return self._captured_topics.get(name, name)
+        return self.old_names.get(("topic", name), name)
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""

@@ -47,18 +47,6 @@ _ARRAYS: dict[int, tuple[str, str, str]] = {
 # Requests to leaders.
 _BY_LEADER = {api_key for api_key, (_, inner, _) in _ARRAYS.items() if inner}
 _FETCHES = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
-# Requests whose translation needs leaders and ids of topics on the target.
-_NEEDS_TOPICS = _BY_LEADER | {
-    ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
-    ApiKey.TXN_OFFSET_COMMIT, ApiKey.ADD_PARTITIONS_TO_TXN,
-}  # fmt: skip
-
-
-def topics_of(ids: IdMap, step: Step) -> list[str]:
-    """The target's names of the topics whose leaders and ids a request needs."""
-    if step.exchange.api_key not in _NEEDS_TOPICS:
-        return []
-    return [ids.topic(name) for name in step.named("topic")]
 
 
 def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:

@@ -27,13 +27,13 @@ from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import (
     DELETE_EXISTING,
     DroppedField,
+    Resource,
     SkipCode,
     Skipped,
     Step,
     Untranslatable,
 )
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.groups import by_topic, in_session, with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.reencode import reencoded
@@ -126,7 +126,7 @@ class Translator:
 
     # -- answers --------------------------------------------------------------------------------
 
-    def unready(self, step: Step, response: bytes) -> dict[Place, str]:
+    def unready(self, step: Step, response: bytes) -> dict[Resource, str]:
         """What is not ready at the target by an answer -> the reason to send the request again."""
         captured = step.exchange.response
         if captured is None or response[4:] == captured[4:]:
@@ -320,7 +320,7 @@ def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; other clients of groups have
     other protocols."""
     of = request_body(step.exchange).get("protocol_type", "consumer")
-    if of not in (None, "consumer") or not ids.renames["topic"]:
+    if of not in (None, "consumer") or not ids.renames:
         return value
     what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
     return with_topics(value, what, ids.topic)
@@ -333,7 +333,7 @@ def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     word = resource_word(number, is_acl=is_acl)
     if word.startswith("broker") and value.isascii() and value.isdigit():
         return str(ids.node(int(value)))
-    return ids.renames.get(word.replace(" ", "-"), {}).get(value, value)
+    return ids.renames.get((word.replace(" ", "-"), value), value)
 
 
 def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
@@ -398,10 +398,8 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
         raise Untranslatable("its fetch session began before the capture")
     if session_id := captured.get("session_id", 0):
         ids.sessions[broker, session_id] = found
-    return {
-        **body, "session_id": 0, "session_epoch": -1, "topics": by_topic(found),
-        "forgotten_topics_data": [],
-    }  # fmt: skip
+    without = {"session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
+    return {**body, **without, "topics": by_topic(found)}
 
 
 def _metadata(ids: IdMap, step: Step, body: Body) -> Body:

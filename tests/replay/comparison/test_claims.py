@@ -74,7 +74,7 @@ class Run(made_run.Run):
 def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
     """The batch of `Run.write`, or with another first value."""
     digest = content_digest(batch(first, count))
-    return StoredBatch(base, base + count - 1, count, digest, more.get("is_aborted", False), False)
+    return StoredBatch(base, count, digest, more.get("is_aborted", False), False)
 
 
 def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> State:

@@ -8,14 +8,13 @@ from kdissect.replay.model import Outcome
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience, Settled
-from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.source import gather_facts
 from tests.builders.workloads import a_request, a_response, exchange, workload
 from tests.replay.made import NODE, FakeBroker, answering
 from tests.replay.other_cluster import everything
 
-ONE, OTHER, THIRD = (Place((), "t", number) for number in (1, 2, 3))
+ONE, OTHER, THIRD = (("log", "t", number) for number in (1, 2, 3))
 
 
 def test_a_partition_that_keeps_failing_is_given_up() -> None:
