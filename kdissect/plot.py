@@ -201,7 +201,7 @@ class Plots:
         )
         names = ("order", "kind", "from", "to", "head", "label", "exchange_id")
         data = {name: [arrow[name] for arrow in arrows] for name in names}
-        return _altair(charts.sequence(title, data))
+        return _altair(charts.Chart("sequence", title, "", data, charts.load("sequence")))
 
     def _column(self, name: str) -> str:
         """SQL of a column of `exchanges`."""
@@ -226,14 +226,16 @@ def _arrows(row: dict[str, Any]) -> list[dict[str, Any]]:
     arrows = []
     if row["request_time_ns"] is not None:
         kind = "request" if row["status"] in ("paired", "no_response_expected") else "unanswered"
-        arrows.append({"time_ns": row["request_time_ns"], "from": 0.0, "to": 1.0, "kind": kind,
-                       "head": "triangle-right", "label": what, **same})  # fmt: skip
+        to_broker = {"from": 0.0, "to": 1.0, "head": "triangle-right"}
+        at = {"time_ns": row["request_time_ns"], "kind": kind, "label": what}
+        arrows.append({**to_broker, **at, **same})
     if row["response_time_ns"] is not None:
         error = row["error_name"]
         is_error = bool(error) and error != "NONE"
         took = "" if row["latency_ms"] is None else f" ({row['latency_ms']:.3f} ms)"
         label = f"{what}{took}{' ' + error if is_error else ''}"
-        arrows.append({"time_ns": row["response_time_ns"], "from": 1.0, "to": 0.0,
-                       "kind": "error" if is_error else "response", "head": "triangle-left",
-                       "label": label, **same})  # fmt: skip
+        kind = "error" if is_error else "response"
+        to_client = {"from": 1.0, "to": 0.0, "head": "triangle-left"}
+        at = {"time_ns": row["response_time_ns"], "kind": kind, "label": label}
+        arrows.append({**to_client, **at, **same})
     return arrows

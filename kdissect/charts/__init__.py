@@ -1,7 +1,7 @@
 """Charts: rows as columns, and the Vega-Lite specification that draws them.
 
-The report's page and notebooks draw the same charts. Each chart is a function; charts that look
-alike share a specification.
+The report's page and notebooks draw the same charts. Charts that look alike share a specification.
+Those whose rows need work have a function, `Chart(..., load(name))` makes the others.
 A `.vl.json` file holds a chart's marks, encodings and titles. A text ``$name`` in it is a
 parameter: a title, a kind of scale, or names of ours. What came from a capture is data only: it
 never becomes part of a specification, where Vega reads field names and expressions. `config.json`
@@ -196,23 +196,6 @@ def _positive(values: Iterable[float | None]) -> list[float | None]:
     return [None if value is None else max(value, _MILLIS_MIN) for value in values]
 
 
-def histogram(
-    id_: str,
-    title: str,
-    text: str,
-    data: Columns,
-    series: Sequence[str],
-    choose: str | None = None,
-    **parameters: object,
-) -> Chart:
-    """Counts of values from one edge to the next (columns series, from, to, count).
-
-    parameters: x_title, x_scale, x_label (an expression of Vega), count_title.
-    """
-    spec = load("histogram", series=list(series), **parameters)
-    return Chart(id_, title, text, data, spec, series=series, choose=choose)
-
-
 def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
     """A line from p50 to p99 for each row (name, p50, p95, p99, max, answers)."""
     lines = (*LATENCY_LINES, "max")
@@ -332,14 +315,3 @@ def _marks(incidents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _epoch_ms(time: str) -> float:
     return datetime.fromisoformat(time).timestamp() * 1000
-
-
-def lag_over_time(id_: str, title: str, text: str, data: Columns) -> Chart:
-    """The lag of groups, in records (columns t, group, lag)."""
-    groups = list(dict.fromkeys(visible(group, 300) for group in data["group"]))
-    return Chart(id_, title, text, data, load("lag"), series=groups, by="group")
-
-
-def sequence(title: str, data: Columns) -> Chart:
-    """Arrows from client to broker and back (columns order, kind, from, to, head, label)."""
-    return Chart("sequence", title, "", data, load("sequence"))

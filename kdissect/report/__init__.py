@@ -1,10 +1,10 @@
 """`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
 
 Theory of operation: DuckDB reads the Parquet files and makes one table per question. Most start
-from the table `requests`, an exchange a row (`sql.requests`). A section is a module: `collect`
-queries the tables for its rows and figures, as plain values of one document; `section` makes of the
-document the paragraphs, charts and tables that the page shows. Memory is bounded by DuckDB's limit
-and by the rows that the page shows, not by the size of the table set.
+from the table `requests`, an exchange a row (`sql.requests`). A section has two functions.
+`collect` queries the tables for its rows and figures, as plain values of one document. `section`
+makes the paragraphs, charts and tables of the page from the document. Memory is bounded by DuckDB's
+limit and by the rows that the page shows, not by the size of the table set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,19 @@ from kdissect.errors import OutputError
 from kdissect.incidents import find_incidents, json_rows
 from kdissect.protocol.releases import find_release
 from kdissect.report import page
-from kdissect.report.document import Document, Options
-from kdissect.report.sections import errors, overview, traffic
+from kdissect.report.document import LISTS, Document, Options, Section
+from kdissect.report.sections import (
+    clients,
+    errors,
+    groups,
+    lag,
+    latency,
+    network,
+    overview,
+    topics,
+    traffic,
+    transactions,
+)
 from kdissect.sql import Database
 from kdissect.sql.formats import write_csv_file
 from kdissect.sql.requests import make_requests
@@ -36,46 +46,24 @@ if TYPE_CHECKING:
 
 _FORMAT_VERSION = 1  # of the JSON document
 MEMORY_LIMIT = "512MB"
-# Modules of sections, in the order of the page; each makes the key of the document with its name.
-_SECTIONS = (
-    *("overview", "traffic", "latency", "errors", "clients", "security", "readiness", "topics"),
-    *("groups", "lag", "transactions", "throttling", "network", "anomalies"),
-)
-
-
-def _module(name: str) -> Any:
-    return import_module(f"{__name__}.sections.{name}")
-
-
-# CSV file -> its query. Tables that a capture does not have are left out.
-CSV_TABLES = {
-    "captures": (
-        "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures ORDER BY first_time, path"
-    ),
-    "connections": "FROM connection_health ORDER BY first_time, connection_id",
-    "latency_apis": "FROM latency_apis ORDER BY api",
-    "latency_clients": "FROM latency_clients ORDER BY client_id, client_ip",
-    "latency_brokers": "FROM latency_brokers ORDER BY broker",
-    "errors": "SELECT * EXCLUDE (client) FROM errors ORDER BY time, exchange_id, path",
-    "clients": "FROM clients_all ORDER BY client_id, client_ip",
-    "certificates": "FROM certificates ORDER BY not_after, side, address, subject",
-    "logins": "FROM logins ORDER BY principal, sasl_mechanism, client_ip",
-    "topics": "FROM topics_all ORDER BY topic",
-    "topic_clients": (
-        "SELECT * EXCLUDE (client) FROM topic_clients ORDER BY topic, direction, client_id"
-    ),
-    "topic_batches": "FROM topic_batches ORDER BY topic, direction, codec",
-    "groups": "FROM groups_all ORDER BY group_id",
-    "group_events": "FROM group_events ORDER BY time, group_id",
-    "rebalances": "FROM rebalances ORDER BY begin_time, group_id",
-    "lag": "FROM lag ORDER BY group_id, topic, partition",
-    "transactions": "FROM transactions_all ORDER BY begin_time, transactional_id",
-    "transaction_producers": "FROM transaction_producers ORDER BY transactional_id",
-    "throttling": "FROM throttling ORDER BY throttle_ms DESC, client_id",
-    "anomalies": "SELECT * EXCLUDE (number) FROM anomalies_all ORDER BY capture_id, packet, pos",
+Collect = Callable[[Database, Options], Document | None]
+# Sections in the order of the page. Each makes the key of the document with its name.
+_SECTIONS: dict[str, tuple[Collect, Callable[[Document], Section]]] = {
+    "overview": (overview.collect, overview.section),
+    "traffic": (traffic.collect, traffic.section),
+    "latency": (latency.collect, latency.section),
+    "errors": (errors.collect, errors.section),
+    "clients": (clients.collect, clients.section),
+    "security": (clients.collect_security, clients.security_section),
+    "readiness": (clients.collect_readiness, clients.readiness_section),
+    "topics": (topics.collect, topics.section),
+    "groups": (groups.collect, groups.section),
+    "lag": (lag.collect, lag.section),
+    "transactions": (transactions.collect, transactions.section),
+    "throttling": (network.collect_throttling, network.throttling_section),
+    "network": (network.collect, network.section),
+    "anomalies": (network.collect_anomalies, network.anomalies_section),
 }
-
-
 Progress = Callable[[str, float], None]
 _NAMES_MAX = 3  # of sources in the name of a report
 _PREPARED = 8  # sections' worth of work before the first: joins over all exchanges, incidents
@@ -121,13 +109,13 @@ def build(
             raise OutputError(f"{html.parent}: {error.strerror}") from error
         document = {"source": name, **collect(database, options, progress)}
         report = Report(document, html)
-        sections = [_module(name).section(document) for name in _SECTIONS]
+        sections = [section(document) for _, section in _SECTIONS.values()]
         names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
         text = page.render(document, sections, names if csv else {})
         if csv:
             for table, file in names.items():
                 report.csv[table] = html.parent / file
-                write_csv_file(database.table(CSV_TABLES[table]), report.csv[table])
+                write_csv_file(database.table(LISTS[table]), report.csv[table])
         with atomic_write(html) as part:
             Path(part).write_text(text, encoding="utf-8")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
@@ -164,7 +152,7 @@ def _inputs(tables: Tables) -> list[str]:
 
 def _csv_tables(database: Database) -> list[str]:
     made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
-    return [name for name in CSV_TABLES if (name != "lag" or name in made)]
+    return [name for name in LISTS if (name != "lag" or name in made)]
 
 
 def collect(database: Database, options: Options, progress: Progress = _quiet) -> Document:
@@ -177,10 +165,10 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
     with logged_step("incidents"):
         incidents = _incidents(database)
     document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
-    for number, name in enumerate(_SECTIONS, _PREPARED):
+    for number, (name, (collect_part, _)) in enumerate(_SECTIONS.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(_SECTIONS)))
         with logged_step(name):
-            document[name] = json_value(_module(name).collect(database, options))
+            document[name] = json_value(collect_part(database, options))
     document["incidents"] = incidents
     document["clear"] = overview.clear(document)
     return document

@@ -15,6 +15,7 @@ from kdissect.sql import Database
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
+ANSWERS_MIN = 20  # fewer say little of a percentile
 
 Document = dict[str, Any]
 Row = dict[str, Any]
@@ -33,11 +34,42 @@ class Options:
     totals: Mapping[str, int]
 
 
-def listed(database: Database, table: str, order: str, limit: int = LISTED_MAX) -> dict[str, Any]:
-    """{"total": n, "rows": the first `limit`} of a table (with a condition), in an order."""
+# Lists with a CSV file -> their rows. The document has the first of them, in the same order.
+LISTS = {
+    "captures": "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures "
+    "ORDER BY first_time, path",
+    "connections": "FROM connection_health ORDER BY first_time, connection_id",
+    "latency_apis": "FROM latency_apis ORDER BY exchanges DESC, api",
+    # the slowest first, but those of whom little is known last
+    "latency_clients": f"FROM latency_clients ORDER BY answers < {ANSWERS_MIN}, "
+    "p95 DESC NULLS LAST, client_id, client_ip",
+    "latency_brokers": "FROM latency_brokers ORDER BY exchanges DESC, broker",
+    "errors": "SELECT * EXCLUDE (client) FROM errors ORDER BY time, exchange_id, path",
+    "clients": "FROM clients_all ORDER BY role DESC, exchanges DESC, client_id, client_ip",
+    "certificates": "FROM certificates ORDER BY not_after, side, address, subject",
+    "logins": "FROM logins ORDER BY refused DESC, connections DESC, principal, client_ip",
+    "topics": "FROM topics_all ORDER BY is_internal, write_bytes + read_bytes DESC, topic",
+    "topic_clients": "SELECT * EXCLUDE (client), client FROM topic_clients "
+    "ORDER BY starts_with(topic, '__'), topic, direction DESC, bytes DESC, client",
+    "topic_batches": "FROM topic_batches ORDER BY bytes DESC, topic, direction, codec",
+    "groups": "FROM groups_all ORDER BY rebalances DESC, rebalance_ms DESC NULLS LAST, group_id",
+    "group_events": "FROM group_events ORDER BY time, group_id",
+    "rebalances": "FROM rebalances ORDER BY duration_ms DESC NULLS LAST, group_id, begin_time",
+    "lag": "FROM lag ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC, group_id, topic, partition",
+    "transactions": "FROM transactions_all ORDER BY outcome = 'commit', "
+    "duration_ms DESC NULLS LAST, transactional_id, begin_time",
+    "transaction_producers": "FROM transaction_producers "
+    "ORDER BY aborts + fenced + open DESC, transactions DESC, transactional_id",
+    "throttling": "FROM throttling ORDER BY throttle_ms DESC, client_id, api",
+    "anomalies": "SELECT * EXCLUDE (number) FROM anomalies_all ORDER BY capture_id, packet, pos",
+}
+
+
+def listed(database: Database, query: str) -> Document:
+    """{"total": n, "rows": the first LISTED_MAX} of a query with an order, such as one of LISTS."""
     return {
-        "total": database.value(f"SELECT count(*) FROM {table}"),
-        "rows": database.rows(f"FROM {table} ORDER BY {order} LIMIT {limit}"),
+        "total": database.value(f"SELECT count(*) FROM ({query})"),
+        "rows": database.rows(f"{query} LIMIT {LISTED_MAX}"),
     }
 
 

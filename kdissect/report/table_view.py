@@ -1,8 +1,8 @@
-"""A table of the page: which columns fit into which window, and how values are written."""
+"""A table of the page: its columns and rows, and how values are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from kdissect.text import visible
 
 WORD_MAX = 28  # characters; longer words may be broken
 _LONG_TEXT = 100  # longer texts open with a click
+_COLUMNS_MAX = 6  # of a table that is one without scripts too
 
 _TEXT_MAX = 1000
 _HEAD_TEXT = 64
@@ -44,37 +45,31 @@ class Cell:
     note: str = ""
 
     @property
-    def word_length(self) -> int:
-        """Characters of the longest word."""
-        return max(map(len, f"{self.text} {self.rest} {self.note}".split()), default=0)
-
-    @property
     def is_long(self) -> bool:
         """It has a word that is broken where the column ends."""
-        return self.kind != "packet" and self.word_length > WORD_MAX
+        words = f"{self.text} {self.rest} {self.note}".split()
+        return self.kind != "packet" and any(len(word) > WORD_MAX for word in words)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A table of the page.
+    """A table of the page, its columns in the order of importance.
 
-    levels: per column, the narrowest window that shows it: 1 any, 2 from 700 pixels, 3 from 1400;
-    columns of level 4 are only in a row's details.
+    The page's script hides those that a window has no room for.
     """
 
     id: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    levels: tuple[int, ...]
     total: int
     csv: str | None = None
     note: str = ""
 
     @property
-    def cut_levels(self) -> list[int]:
-        """Levels of windows that do not show all columns."""
-        return [level for level in (1, 2, 3) if max(self.levels) > level]
+    def is_wide(self) -> bool:
+        """Without scripts its rows are cards."""
+        return len(self.columns) > _COLUMNS_MAX
 
 
 def view(
@@ -107,47 +102,10 @@ def view(
         listing.caption or table.caption,
         tuple(kept),
         cells,
-        _levels(kept, cells),
         len(every) if count is None else count,
         csv,
         table.note,
     )
-
-
-# Per level: pixels of a table in the narrowest window, those that a text column takes at most, and
-# estimates of a character's and of a cell's padding. Texts wrap where they are wider.
-_ROOMS = ((375, 120, 7.0, 14), (640, 180, 7.5, 20), (1140, 260, 7.5, 20))
-_BUTTON = 24
-
-
-def _levels(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> tuple[int, ...]:
-    """Columns in the order of importance get the room that there is; the first has always some."""
-    levels = [len(_ROOMS) + 1] * len(columns)
-    for level, (room, *sizes) in enumerate(_ROOMS, 1):
-        widths = [
-            _width(column, [row[place] for row in rows], *sizes)
-            for place, column in enumerate(columns)
-        ]
-        left = room - _BUTTON - sum(w for w, of in zip(widths, levels, strict=True) if of < level)
-        for place, width in enumerate(widths):
-            if levels[place] > level and (width <= left or place == 0):
-                levels[place] = level
-                left -= width
-    return tuple(levels)
-
-
-def _width(
-    column: Column, cells: list[Cell], text_max: float, character: float, padding: float
-) -> float:
-    """Pixels that a column needs: its longest heading word and its values."""
-    value = max(len(cell.text) + len(cell.note) + bool(cell.note) for cell in cells) * character
-    if column.kind == "packet":
-        value += padding
-    elif not column.is_number and column.kind not in TIMES:
-        words = max(min(cell.word_length, WORD_MAX) for cell in cells) * character
-        value = max(min(value, text_max), words)
-    heading = max(map(len, column.label.split())) * (character + 1)
-    return max(value, heading) + padding
 
 
 def _has(value: Any) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kdissect.api import Tables
-from kdissect.report import CSV_TABLES, Report
+from kdissect.report import Report
+from kdissect.report.document import LISTS
 from tests.builders.tables import connection, exchange, tables
 
 _VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
@@ -129,7 +130,7 @@ def test_csv_files_are_whole_and_start_no_formula(
     librdkafka: Tables, attacked_report: Report, page: Path
 ) -> None:
     """A value that begins like a formula has an apostrophe."""
-    assert set(attacked_report.csv) == set(CSV_TABLES)
+    assert set(attacked_report.csv) == set(LISTS)
     escaped = 0
     for name, path in attacked_report.csv.items():
         assert path.name == f"hostile-{name}.csv"

@@ -154,7 +154,9 @@ def collect(database: Database, _: Options) -> Document:
         FROM errors GROUP BY ALL
         """
     )
-    places = listed(database, "error_places", "count DESC, api, error, place, topic, subject")
+    places = listed(
+        database, "FROM error_places ORDER BY count DESC, api, error, place, topic, subject"
+    )
     codes = database.rows(
         """
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, count(*) AS count,

@@ -6,7 +6,17 @@ from typing import Any
 
 from kdissect import text as f
 from kdissect.charts import Chart, group_events
-from kdissect.report.document import Block, Document, Listing, Options, Row, Section, Story, listed
+from kdissect.report.document import (
+    LISTS,
+    Block,
+    Document,
+    Listing,
+    Options,
+    Row,
+    Section,
+    Story,
+    listed,
+)
 from kdissect.sql import Database
 from kdissect.text import visible
 
@@ -43,15 +53,11 @@ def collect(database: Database, _: Options) -> Document:
         FROM group_events GROUP BY group_id, group_type
         """
     )
-    groups = listed(
-        database, "groups_all", "rebalances DESC, rebalance_ms DESC NULLS LAST, group_id"
-    )
+    groups = listed(database, LISTS["groups"])
     shown = groups["rows"][:_SHOWN_GROUPS]
     return {
         "groups": groups,
-        "rebalances": listed(
-            database, "rebalances", "duration_ms DESC NULLS LAST, group_id, begin_time"
-        ),
+        "rebalances": listed(database, LISTS["rebalances"]),
         "timelines": [_timeline(database, row) for row in shown],
     }
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.charts import Chart, Columns, lag_over_time
+from kdissect.charts import Chart, Columns, load
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.report.document import Document, Listing, Options, Section, listed
+from kdissect.report.document import LISTS, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.partitions import PRODUCE_ANSWERS, fetch_answers
 from kdissect.sql.unanswered import HOLES
@@ -207,11 +207,10 @@ def collect(database: Database, _: Options) -> Document | None:
     )
     return {
         "groups": listed(
-            database, "lag_groups", "lag_at_end DESC NULLS LAST, lag_max DESC, group_id"
+            database,
+            "FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC, group_id",
         ),
-        "partitions": listed(
-            database, "lag", "lag_at_end DESC NULLS LAST, lag_max DESC, group_id, topic, partition"
-        ),
+        "partitions": listed(database, LISTS["lag"]),
         "over_time": _over_time(database),
     }
 
@@ -295,9 +294,12 @@ def _chart(d: Columns) -> Chart | None:
     if not d["t"]:
         return None
     worst = max(range(len(d["lag"])), key=lambda place: d["lag"][place])
-    return lag_over_time(
+    return Chart(
         "lag",
         "Consumer lag of committed offsets",
         f"Highest: {f.visible(d['group'][worst], 300)}, {f.count(d['lag'][worst])} records behind.",
         d,
+        load("lag"),
+        series=list(dict.fromkeys(f.visible(group, 300) for group in d["group"])),
+        by="group",
     )

@@ -9,36 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.charts import (
-    WAIT_NAMES,
-    Chart,
-    histogram,
-    percentile_ranges,
-)
-from kdissect.report.document import Block, Document, Listing, Options, Section, listed
+from kdissect.charts import WAIT_NAMES, Chart, load, percentile_ranges
+from kdissect.report.document import LISTS, Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile, quantiles
 
 BINS_PER_DECADE = 10
 _SLOWEST = 25
 _CLIENTS_SHOWN = 15  # in the chart
-ANSWERS_MIN = 20  # fewer say little of a percentile
 _QUEUED_MS = 1  # from here on a request counts as one that waited behind another
 SPANS = ("upload_ms", "queued_ms", "service_ms", "download_ms")  # where the time of answers went
-# Keys and order of each table; clients: the slowest first, but those of whom little is known last
-BY = {
-    "apis": ("api", "exchanges DESC"),
-    "clients": ("client_id, client_ip", f"answers < {ANSWERS_MIN}, p95 DESC NULLS LAST"),
-    "brokers": ("broker", "exchanges DESC"),
-}
+BY = {"apis": "api", "clients": "client_id, client_ip", "brokers": "broker"}
 
 
 def collect(database: Database, _: Options) -> Document:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
     document: dict[str, Any] = {}
-    for name, (keys, order) in BY.items():
+    for name, keys in BY.items():
         _make_table(database, name, keys)
-        document[name] = listed(database, f"latency_{name}", f"{order}, {keys}")
+        document[name] = listed(database, LISTS[f"latency_{name}"])
     bins = database.table(
         f"""
         SELECT api, wait, floor(log10(greatest(service_ms,
@@ -121,7 +110,8 @@ def _histogram(d: dict[str, Any]) -> Chart | None:
     if not d["bin"]:
         return None
     polls = sum(n for n, w in zip(d["count"], d["wait"], strict=True) if w == "long_poll")
-    return histogram(
+    kinds = list(WAIT_NAMES.values())
+    return Chart(
         "latency-histogram",
         "Service time, long polls apart",
         f"{f.plural(sum(d['count']), 'answered exchange')}, {f.count(polls)} of them long polls.",
@@ -132,11 +122,15 @@ def _histogram(d: dict[str, Any]) -> Chart | None:
             "to": [_edge(bin_ + 1) for bin_ in d["bin"]],
             "count": d["count"],
         },
-        tuple(WAIT_NAMES.values()),
-        x_title="service time, ms",
-        x_scale={"type": "log", "nice": False},
-        x_label="datum.label",
-        count_title="exchanges",
+        load(
+            "histogram",
+            series=kinds,
+            x_title="service time, ms",
+            x_scale={"type": "log", "nice": False},
+            x_label="datum.label",
+            count_title="exchanges",
+        ),
+        series=kinds,
         choose="api",
     )
 

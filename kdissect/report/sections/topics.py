@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kdissect import text as f
-from kdissect.charts import DIRECTION_NAMES, Chart, Columns, heat_map, histogram
-from kdissect.report.document import Block, Document, Listing, Options, Section, listed
+from kdissect.charts import DIRECTION_NAMES, Chart, Columns, heat_map, load
+from kdissect.report.document import LISTS, Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import client_name, quantile
 
@@ -71,15 +71,9 @@ def collect(database: Database, _: Options) -> Document:
         "AND codec IS NOT NULL GROUP BY direction, codec ORDER BY direction DESC, bytes DESC, codec"
     )
     return {
-        "topics": listed(
-            database, "topics_all", "is_internal, write_bytes + read_bytes DESC, topic"
-        ),
-        "clients": listed(
-            database,
-            "topic_clients",
-            "starts_with(topic, '__'), topic, direction DESC, bytes DESC, client",
-        ),
-        "batches": listed(database, "topic_batches", "bytes DESC, topic, direction, codec"),
+        "topics": listed(database, LISTS["topics"]),
+        "clients": listed(database, LISTS["topic_clients"]),
+        "batches": listed(database, LISTS["topic_batches"]),
         "codecs": codecs,
         "heat_map": cells.to_pydict(),
         "batch_sizes": sizes.to_pydict(),
@@ -205,7 +199,8 @@ def _batch_sizes(d: Columns) -> Chart | None:
     """The histogram of batch sizes, in powers of two."""
     if not d["bin"]:
         return None
-    return histogram(
+    directions = list(DIRECTION_NAMES.values())
+    return Chart(
         "batch-sizes",
         "Sizes of record batches",
         f"{f.plural(sum(d['count']), 'batch', 'batches')} of whole size, in powers of two.",
@@ -215,10 +210,14 @@ def _batch_sizes(d: Columns) -> Chart | None:
             "to": [2 ** (bin_ + 1) for bin_ in d["bin"]],
             "count": d["count"],
         },
-        tuple(DIRECTION_NAMES.values()),
-        x_title="bytes of a batch",
-        x_scale={"type": "log", "base": 2},
-        x_label="datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
-        "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label",
-        count_title="batches",
+        load(
+            "histogram",
+            series=directions,
+            x_title="bytes of a batch",
+            x_scale={"type": "log", "base": 2},
+            x_label="datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
+            "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label",
+            count_title="batches",
+        ),
+        series=directions,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdissect import text as f
 from kdissect.charts import Chart, Columns, events
-from kdissect.report.document import Document, Listing, Options, Section, listed
+from kdissect.report.document import LISTS, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantiles
 
@@ -56,16 +56,8 @@ def collect(database: Database, _: Options) -> Document:
     )
     return {
         "outcomes": outcomes,
-        "producers": listed(
-            database,
-            "transaction_producers",
-            "aborts + fenced + open DESC, transactions DESC, transactional_id",
-        ),
-        "transactions": listed(
-            database,
-            "transactions_all",
-            "outcome = 'commit', duration_ms DESC NULLS LAST, transactional_id, begin_time",
-        ),
+        "producers": listed(database, LISTS["transaction_producers"]),
+        "transactions": listed(database, LISTS["transactions"]),
         "timeline": bars.to_pydict(),
     }
 

@@ -189,6 +189,7 @@
     const number = Number(value);
     return value === "" ? null : Number.isNaN(number) ? value : number;
   };
+  const PAPER = 640;  // pixels of a table on a sheet
   // columns that the window has no room for are in a row below, on request
   const closeDetails = (within) => {
     for (const row of within.querySelectorAll("tr.detail")) row.remove();
@@ -215,7 +216,46 @@
     cell.append(list.childElementCount ? list : "No other column has a value.");
     row.after(detail);
   };
-  for (const width of [700, 1400]) matchMedia(`(min-width: ${width}px)`).addEventListener("change", () => closeDetails(document));
+  // Columns stand in the order of importance: each is shown if there is room for it beside those before.
+  const fit = (tables, paper = Infinity) => {
+    for (const table of tables) {
+      closeDetails(table);
+      for (const cell of table.querySelectorAll("[hidden]:is(th, td)")) cell.hidden = false;
+      table.classList.add("measured", "cut");
+    }
+    const rooms = tables.map((table) => Math.min(table.parentElement.clientWidth, paper));
+    const widths = tables.map((table) => [...table.tHead.rows[0].cells].map((cell) => cell.offsetWidth));
+    tables.forEach((table, number) => {
+      let left = rooms[number];
+      const shown = widths[number].map((width, place) => {
+        const fits = place === 0 || width <= left;
+        if (fits) left -= width;
+        return fits;
+      });
+      const apply = () => {
+        for (const row of table.rows) for (const cell of row.cells) cell.hidden = !shown[cell.cellIndex];
+        table.classList.toggle("cut", shown.includes(false));
+      };
+      table.classList.remove("measured");
+      apply();
+      // a long word may exceed the width that a column of text has at most
+      const frame = table.parentElement;
+      for (let last; frame.scrollWidth > frame.clientWidth && (last = shown.lastIndexOf(true)) > 0;) {
+        shown[last] = false;
+        apply();
+      }
+    });
+  };
+  const listings = [...document.querySelectorAll(".scroll > table[id]")];
+  let width = 0;
+  new ResizeObserver(([entry]) => {
+    if (entry.contentRect.width !== width) { width = entry.contentRect.width; fit(listings); }
+  }).observe(document.getElementById("main"));
+  document.addEventListener("toggle", (event) => {
+    if (event.target.matches(".story")) fit([...event.target.querySelectorAll("table")]);
+  }, true);
+  addEventListener("beforeprint", () => fit(listings, PAPER));
+  addEventListener("afterprint", () => fit(listings));
   document.addEventListener("click", (event) => {
     const heading = event.target.closest("thead button");
     if (heading) {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kdissect.report.sections import security
+from kdissect.report.sections import clients
 from tests.builders.tables import Row, connection, exchange, tables
 from tests.material import needs_material
 from tests.report.documents import OPTIONS, prepared
@@ -15,7 +15,7 @@ from tests.truth.request_log import read_lines
 
 def _logins(**rows: Any) -> list[Row]:
     with prepared(tables(**rows)) as database:
-        logins: list[Row] = security.collect(database, OPTIONS)["logins"]["rows"]
+        logins: list[Row] = clients.collect_security(database, OPTIONS)["logins"]["rows"]
         return logins
 
 
@@ -65,7 +65,7 @@ def test_logins_of_recorded_captures(name: str) -> None:
         if not is_login and not entry["forwarded"]:
             ports[entry["principal"]].add(tuple(entry["client"]))
     with prepared(capture.tables) as database:
-        rows = security.collect(database, OPTIONS)["logins"]["rows"]
+        rows = clients.collect_security(database, OPTIONS)["logins"]["rows"]
     accepted: Counter[str] = Counter()
     for row in rows:
         accepted[row["principal"]] += row["accepted"]
