@@ -31,7 +31,7 @@ from kdissect.pipeline.append import (
 )
 from kdissect.pipeline.filters import any_of, time_ns
 from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
-from kdissect.pipeline.plan import Runner, RunPlan, manifest_inputs, planned
+from kdissect.pipeline.plan import RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
 from kdissect.pipeline.table_set import (
     absolute,
@@ -621,7 +621,6 @@ def dissect(
         CaptureError: an input cannot be used.
         OutputError: `out` exists (without `overwrite` or `append`) or cannot be written.
     """
-    from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline import spark_session
 
     session_start_s = spark_session.start_seconds(spark)
@@ -640,7 +639,7 @@ def dissect(
     named = paths_of(paths)
     timings = {"session_start_s": session_start_s}
     keeps = keep_state or (append and not read_again)
-    run = _Run(spark, target, keeps, spool, on_spark.in_tasks(spark), began, timings)
+    run = _Run(spark, target, keeps, spool, began, timings)
     notes: list[str] = []
     with writing(target, overwrite or append):
         if not append:
@@ -659,7 +658,7 @@ def dissect_here(
 
     Raises CaptureError if an input cannot be used.
     """
-    _Run(None, out, False, spool, None, time.perf_counter(), {}).over(list(paths), options)
+    _Run(None, out, False, spool, time.perf_counter(), {}).over(list(paths), options)
 
 
 @dataclass(slots=True)
@@ -674,7 +673,6 @@ class _Run:
     target: str
     keeps: bool
     spool: str | None
-    in_tasks: Runner | None
     began: float
     timings: dict[str, float]
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -697,7 +695,10 @@ class _Run:
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
         """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
         an existing set are among them."""
-        with planned(paths, options, self.spool, self.in_tasks) as plan:
+        from kdissect.pipeline import spark as on_spark
+
+        in_tasks = None if self.spark is None else on_spark.in_tasks(self.spark)
+        with planned(paths, options, self.spool, in_tasks) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(self.target, options, plan)

@@ -32,7 +32,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,12 +61,7 @@ from kdissect.packing import pack, unpack
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
 from kdissect.pipeline.decode import decoded_chunks, write_chunks
-from kdissect.pipeline.filters import (
-    anomalies_within,
-    connections_within,
-    exchanges_within,
-    of_hosts,
-)
+from kdissect.pipeline.filters import of_hosts, within
 from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
@@ -319,16 +313,12 @@ class _Connections(StatefulProcessor):
         self, bucket: int, found: CompletedExchanges, capture_ids: npt.NDArray[np.int64]
     ) -> Iterator[Row]:
         """The complete exchanges with their bytes, the topics that they name, and anomalies."""
-        options, assembly = self.options, found.assembly
-        times = options.time_from_ns, options.time_to_ns
-        rows = np.flatnonzero(exchanges_within(assembly.exchanges, *times))
+        options = self.options
+        assembly, _ = within(found.assembly, options.time_from_ns, options.time_to_ns)
         if self.table == "anomalies":
-            ids, anomalies = assembly.exchanges["exchange_id"][rows], assembly.anomalies
-            overlaps = connections_within(assembly.connections, *times)
-            stays = anomalies_within(anomalies, np.isin(anomalies["exchange_id"], ids), overlaps)
-            some = replace(assembly, anomalies=anomalies[stays])
-            for table in anomaly_tables(some, found.sources, capture_ids.tolist(), options):
+            for table in anomaly_tables(assembly, found.sources, capture_ids.tolist(), options):
                 yield _part(bucket, RowKind.TABLE, packed_table(self.table, table))
+        rows = np.arange(len(assembly.exchanges))
         chosen = exchange_index.take(assembly, rows)
         sources = found.sources.carrying(chosen.carried.data)
         infer(chosen, sources)

@@ -185,11 +185,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`dissect(None, ...)` runs in this process, files and commit as ever."""
-    from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline import spark_session
 
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
-    monkeypatch.setattr(on_spark, "in_tasks", lambda _: None)
     monkeypatch.setattr(spark_session, "start_seconds", lambda _: 0.0)
 
 

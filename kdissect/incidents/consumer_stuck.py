@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import BROKERS, Evidence, Row, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
-from kdissect.sql.partitions import FETCH_POSITIONS, fetch_answers
+from kdissect.sql.requests import FETCH_POSITIONS, fetch_answers
 from kdissect.text import byte_size, duration, plural
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.

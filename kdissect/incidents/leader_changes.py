@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from kdissect.incidents.evidence import Evidence, lasted_ms, runs
 from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN, Incident, kind
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.partitions import fetch_answers
-from kdissect.sql.requests import endpoint
+from kdissect.sql.requests import endpoint, fetch_answers
 from kdissect.text import duration, plural
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from kdissect.incidents.evidence import CONNECTION_IDS, IDS, Evidence
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, Incident, kind
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.partitions import PRODUCE_ANSWERS
+from kdissect.sql.requests import PRODUCE_ANSWERS
 from kdissect.text import byte_size, decimal, plural
 
 # A broker that answers with one of these may have appended the batch already.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, IDS, Evidence, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
-from kdissect.sql.partitions import fetch_answers
+from kdissect.sql.requests import fetch_answers
 from kdissect.text import duration, plural
 
 # Kafka Streams ends a transaction each 100 ms, connectors each few seconds.

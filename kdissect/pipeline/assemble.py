@@ -24,13 +24,7 @@ from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.filters import (
-    NOT_FOLLOWED,
-    anomalies_within,
-    connections_within,
-    exchanges_within,
-    follow,
-)
+from kdissect.pipeline.filters import NOT_FOLLOWED, follow, within
 from kdissect.pipeline.learn import learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
@@ -147,24 +141,18 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
         bucket = _bucket_without_state(plan, sources, batches, scratch)
     options, summary, clients = plan.options, RunSummary(), ConnectionClients()
     assembly, sources = bucket.found.assembly, bucket.found.sources
-    has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
-    has_exchange = np.full(len(assembly.anomalies), not has_times)
-    order: Counter[int] = Counter()
-    for first in range(0, len(assembly.exchanges), PART_ROWS):
-        some = assembly.exchanges[first : first + PART_ROWS]
-        part = replace(assembly, exchanges=some)
+    for part in _parts(assembly):
         learn(summary.facts, clients, part, sources, options.chunk_bytes)
-        if has_times:
-            chosen = exchanges_within(part.exchanges, options.time_from_ns, options.time_to_ns)
-            part = replace(part, exchanges=part.exchanges[chosen])
-            ids = part.exchanges["exchange_id"]
-            has_exchange |= np.isin(assembly.anomalies["exchange_id"], ids)
+    summary.facts.brokers.add_listeners(assembly)
+    assembly, overlaps = within(assembly, options.time_from_ns, options.time_to_ns)
+    order: Counter[int] = Counter()
+    for part in _parts(assembly):
         for slot, data in exchange_index.packed_parts(part, _slots(plan, part), ROW_BYTES_MAX):
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    summary.facts.brokers.add_listeners(assembly)
     home = number % plan.slot_count
-    for name, table in _tables(plan, bucket, clients, has_exchange):
+    bucket = replace(bucket, found=replace(bucket.found, assembly=assembly))
+    for name, table in _tables(plan, bucket, clients, overlaps):
         if name in TABLE_OF and table.num_rows:
             summary.connections[name].append(table)
         for some in sliced(table) if name not in TABLE_OF else ():
@@ -179,6 +167,12 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     yield summary.row(number)
 
 
+def _parts(assembly: Assembly) -> Iterator[Assembly]:
+    """Yield PART_ROWS exchanges at a time, so that memory stays bounded."""
+    for first in range(0, len(assembly.exchanges), PART_ROWS):
+        yield replace(assembly, exchanges=assembly.exchanges[first : first + PART_ROWS])
+
+
 # -- the two ways ---------------------------------------------------------------------------
 
 
@@ -187,16 +181,16 @@ def _bucket_without_state(
 ) -> AssembledBucket:
     """A bucket without state. batches: a list of one batch, which is removed early."""
     limit = plan.options.limits.connections
-    followed = follow(batches.pop(), limit)
-    given_up, pair_count = followed.given_up, followed.pair_count
-    batches.append(followed.batch)
-    del followed
+    excess = len(batches[0].endpoints) - limit
+    batch, given_up = follow(batches.pop(), limit)
+    batches.append(batch)
+    del batch
     assembly, sources = _assembled(plan, sources, batches, scratch)
     infer(assembly, sources)
     notes = []
     counts = {}
-    if pair_count:
-        detail = f"{pair_count} pairs of endpoints beyond the limit of {limit} were not followed"
+    if excess > 0:
+        detail = f"{excess} pairs of endpoints beyond the limit of {limit} were not followed"
         notes.append(AnomalyRow(Anomaly.LIMIT, detail))
     if plan.keeps:
         goes_on = assembly.connections["close_reason"] == CloseReason.CAPTURE_END
@@ -220,7 +214,7 @@ def assembled(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch]
 ) -> tuple[SegmentBatch, Assembly, Sources]:
     """(segments of one bucket, everything assembled from them, where the bytes are)."""
-    batch = follow(SegmentBatch.concat(batches), plan.options.limits.connections).batch
+    batch, _ = follow(SegmentBatch.concat(batches), plan.options.limits.connections)
     return batch, *_assembled(plan, sources, [batch], MEMORY)
 
 
@@ -263,15 +257,13 @@ def _slots(plan: RunPlan, assembly: Assembly) -> Indices:
 
 
 def _tables(
-    plan: RunPlan, bucket: AssembledBucket, clients: ConnectionClients, has_exchange: Bools
+    plan: RunPlan, bucket: AssembledBucket, clients: ConnectionClients, overlaps: Bools
 ) -> Iterator[tuple[str, pa.Table]]:
     """Rows of `connections` by name of TABLE_OF or table, of `anomalies`, and of the saved state.
 
-    has_exchange: bool per anomaly, whether its exchange is written.
+    overlaps: bool[connections], with the times of the run.
     """
     found, assembly, options = bucket.found, bucket.found.assembly, plan.options
-    overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
-    stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
     connections = connections_table(
         assembly.endpoints, assembly.connections, clients, assembly.tls, assembly.tcp
     )
@@ -282,7 +274,6 @@ def _tables(
         (ENDED_CONNECTIONS, has_ended),
     ):
         yield name, connections.filter(pa.array(overlaps & chosen))
-    assembly = replace(assembly, anomalies=assembly.anomalies[stays])
     for table in anomaly_tables(assembly, found.sources, list(plan.capture_ids), options):
         yield "anomalies", table
     yield "anomalies", anomalies_table(bucket.notes)

@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Bools, Ints, Rows
+from kdissect.arrays import Bools, Ints
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
+from kdissect.kafka.assembly import Assembly
 
 NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 
@@ -84,29 +85,25 @@ def is_within(times: Ints, first: int | None, last: int | None) -> Bools:
     return within
 
 
-def exchanges_within(exchanges: Rows, first: int | None, last: int | None) -> Bools:
-    """bool[n]: exchanges whose first captured byte is in [first, last)."""
+def within(assembly: Assembly, first: int | None, last: int | None) -> tuple[Assembly, Bools]:
+    """(the exchanges that begin in [first, last) with their anomalies; bool[connections]: it
+    overlaps that time).
+
+    Of anomalies without an exchange, those of a connection that does not overlap are left out.
+    """
+    connections, exchanges, anomalies = assembly.connections, assembly.exchanges, assembly.anomalies
+    if first is None and last is None:
+        return assembly, np.ones(len(connections), np.bool_)
     has_request = exchanges["request"]["size"] >= 0
     time = np.where(has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
-    return is_within(time, first, last)
-
-
-def connections_within(connections: Rows, first: int | None, last: int | None) -> Bools:
-    """bool[n]: connections that overlap [first, last)."""
-    overlaps = np.ones(len(connections), np.bool_)
-    if first is not None:
-        overlaps &= connections["last_time_ns"] >= first
-    if last is not None:
-        overlaps &= connections["first_time_ns"] < last
-    return overlaps
-
-
-def anomalies_within(anomalies: Rows, with_exchange: Bools, overlaps: Bools) -> Bools:
-    """bool[n]: anomalies to keep: with their exchange, or else with their connection."""
+    exchanges = exchanges[is_within(time, first, last)]
+    overlaps = is_within(connections["last_time_ns"], first, None)
+    overlaps &= is_within(connections["first_time_ns"], None, last)
+    has_exchange = np.isin(anomalies["exchange_id"], exchanges["exchange_id"])
     at = anomalies["connection"]
-    with_connection = at < 0
-    with_connection[at >= 0] = overlaps[at[at >= 0]]
-    return np.where(anomalies["exchange_id"] != 0, with_exchange, with_connection)
+    with_connection = (at < 0) | np.append(overlaps, True)[at]
+    stays = np.where(anomalies["exchange_id"] != 0, has_exchange, with_connection)
+    return replace(assembly, exchanges=exchanges, anomalies=anomalies[stays]), overlaps
 
 
 def bools(mask: pa.ChunkedArray) -> Bools:
@@ -151,25 +148,16 @@ def any_of(lists: pa.ListArray, matches: pa.BooleanArray) -> pa.BooleanArray:
     return pa.array(found)
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedConnections:
-    """batch: segments of the followed connections. given_up: packets of the others, by source
-    number. pair_count: number of endpoint pairs that are not followed."""
-
-    batch: SegmentBatch
-    given_up: dict[int, int]
-    pair_count: int
-
-
-def follow(batch: SegmentBatch, limit: int) -> SelectedConnections:
-    """Keep at most `limit` pairs of endpoints: those with payload first, then the earliest.
+def follow(batch: SegmentBatch, limit: int) -> tuple[SegmentBatch, dict[int, int]]:
+    """(segments of at most `limit` pairs of endpoints: those with payload first, then the earliest;
+    packets of the others by source number).
 
     So a flood of SYNs cannot displace connections with payload. The choice depends on the segments
     alone, not on the splits that they came from.
     """
     count = len(batch.endpoints)
     if count <= limit:
-        return SelectedConnections(batch, {}, 0)
+        return batch, {}
     segments = batch.segments
     pair = segments["endpoints"]
     has_payload = np.zeros(count, np.bool_)
@@ -186,8 +174,5 @@ def follow(batch: SegmentBatch, limit: int) -> SelectedConnections:
     sources, packets = np.unique(counted, return_counts=True)
     left = segments[kept]
     left["endpoints"] = (np.cumsum(is_followed) - 1)[left["endpoints"]]
-    return SelectedConnections(
-        SegmentBatch(batch.endpoints[is_followed], left),
-        dict(zip(sources.tolist(), packets.tolist(), strict=True)),
-        count - limit,
-    )
+    given_up = dict(zip(sources.tolist(), packets.tolist(), strict=True))
+    return SegmentBatch(batch.endpoints[is_followed], left), given_up

@@ -7,12 +7,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kdissect.arrays import renumbered, take
+from kdissect.arrays import Ints, renumbered, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.scan import scan as scan_packets
@@ -162,7 +161,7 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
             yield Row(key, RowKind.SEGMENTS, order_number, part.to_bytes())
 
 
-def bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
+def bucket_of(batch: SegmentBatch, bucket_count: int) -> Ints:
     """int64[pairs]: bucket of each endpoint pair, a hash of its 40 bytes, the same in every
     process."""
     words = np.frombuffer(batch.endpoints.tobytes(), "<u8").reshape(len(batch.endpoints), 5)

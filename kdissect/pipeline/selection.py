@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.exchanges import service_ns
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 _SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min|h|d)?")
@@ -122,7 +125,7 @@ class Selection:
     connections: tuple[ConnectionName, ...] = ()
     exchanges: tuple[int, ...] = ()
     where: str | None = None
-    _sql: Any = field(default=None, init=False, compare=False)
+    _sql: Where | None = field(default=None, init=False, compare=False)
 
     @property
     def is_empty(self) -> bool:
@@ -242,11 +245,11 @@ _READ = (
 )
 
 
-def _text(column: Any) -> Any:
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.string())
 
 
-def _is_in(column: Any, values: Collection[Any]) -> npt.NDArray[np.bool_]:
+def _is_in(column: pa.ChunkedArray, values: Collection[int | str | None]) -> npt.NDArray[np.bool_]:
     return bools(pc.is_in(column, value_set=pa.array(values, column.type)))
 
 
@@ -271,7 +274,7 @@ class Where:
 
         self._errors = duckdb.Error
         self._expression = expression
-        self._connection: Any = duckdb.connect(
+        self._connection: DuckDBPyConnection = duckdb.connect(
             ":memory:", config={"enable_external_access": "false", "threads": "1"}
         )
         self._connection.execute("SET TimeZone='UTC'")

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow as pa
 
@@ -95,7 +94,7 @@ class SetFolder:
                 data = opened.read_at(opened.size(), 0)
         return data
 
-    def open_output(self, name: str) -> Any:
+    def open_output(self, name: str) -> pa.NativeFile:
         """A stream to write a file; the file is complete after the stream is closed."""
         self._make_folder_of(name)
         return self.store.open_output_stream(self.path(name), compression=None)

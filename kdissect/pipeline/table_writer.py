@@ -10,9 +10,9 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
@@ -35,7 +35,7 @@ class MemorySink:
     fixed: schemas of tables that exist even if they are empty (schemas.fixed_tables).
     """
 
-    def __init__(self, fixed: dict[str, Any] = FIXED_TABLES) -> None:
+    def __init__(self, fixed: dict[str, pa.Schema] = FIXED_TABLES) -> None:
         self.fixed = fixed
         self.parts: dict[str, list[pa.Table]] = {}
 
@@ -70,15 +70,15 @@ class _Writer:
     open_file: opens the file at `path`.
     """
 
-    def __init__(self, name: str, path: str, open_file: Callable[[str], Any]) -> None:
+    def __init__(self, name: str, path: str, open_file: Callable[[str], pa.NativeFile]) -> None:
         self.name = name
         self.path = path
         self._open_file = open_file
-        self._stream: Any = None
+        self._stream: pa.NativeFile | None = None
         self.row_count = 0
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._writer: Any = None
+        self._writer: pq.ParquetWriter | None = None
 
     def add(self, table: pa.Table) -> None:
         if not table.num_rows:
@@ -94,7 +94,8 @@ class _Writer:
         self._pending, self._pending_bytes = [], 0
         order = ORDERED_BY.get(TABLE_OF.get(self.name, self.name))
         if order is not None:
-            table = table.sort_by(order)  # a stable sort
+            # the threads of `sort_by` may hold columns until the process ends (see `owned`)
+            table = table.take(pc.sort_indices(table, [(order, "ascending")]))
         if self._writer is None:
             self._stream = self._open_file(self.path)
             self._writer = pq.ParquetWriter(
@@ -111,10 +112,9 @@ class _Writer:
     def close(self) -> None:
         if self._pending:
             self._flush()
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._stream.close()
+        for opened in (self._writer, self._stream):
+            if opened is not None:
+                opened.close()
 
 
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
@@ -148,7 +148,7 @@ class ParquetSink:
             self._writers[name] = _Writer(name, path, self._open)
         self._writers[name].add(table)
 
-    def _open(self, path: str) -> Any:
+    def _open(self, path: str) -> pa.NativeFile:
         self.place.check_open(self.run_id)
         stream = self.place.open_output(path)
         if f"/{STATE}/" in path:  # captured bytes, which only the user may read

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Indices, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.kafka.response_bodies import Pair, every_response, fits
@@ -65,8 +64,8 @@ def infer(assembly: Assembly, sources: Sources) -> None:
 
 
 def _decide(
-    exchanges: Any,
-    rows: npt.NDArray[Any],
+    exchanges: Rows,
+    rows: Indices,
     candidates: list[set[Pair]],
     requested: dict[int, set[Pair]],
 ) -> None:
@@ -99,7 +98,7 @@ def _decide(
 
 
 def _candidates(
-    assembly: Assembly, sources: Sources, rows: npt.NDArray[Any], pairs: AbstractSet[Pair]
+    assembly: Assembly, sources: Sources, rows: Indices, pairs: AbstractSet[Pair]
 ) -> list[set[Pair]]:
     """The (api key, version) pairs of each row whose definition decodes its response to the end."""
     fitting: list[set[Pair]] = [set() for _ in rows]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -31,6 +31,9 @@ from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import interrupts
 from kdissect.protocol.model import snake_case
+
+Done = TypeVar("Done")
+Value = str | int | float | None  # of a parameter of a query
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # fewer rows for blobs: values of records may be long
@@ -103,7 +106,7 @@ class Database:
         self._connection.execute("set enable_external_access = false")
         self._connection.execute("set lock_configuration = true")
 
-    def stream(self, query: str) -> tuple[pa.Schema, Iterator[Any]]:
+    def stream(self, query: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return the schema and the record batches of a user's query, in bounded memory.
 
         Raises QueryError if the query is wrong or would do more than read, EnvironmentFailed if
@@ -112,7 +115,7 @@ class Database:
         self._check(query)
         self._derive(query)
 
-        def begun() -> Any:
+        def begun() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
             relation = self._connection.sql(query)
             if relation is None:
                 raise QueryError("the query gives no rows")
@@ -130,12 +133,14 @@ class Database:
             if re.search(rf"\b{name}\b", query, re.IGNORECASE):
                 self._connection.register(name, self._derived.pop(name)())
 
-    def _batches(self, reader: Any, batch: Any) -> Iterator[Any]:
+    def _batches(
+        self, reader: pa.RecordBatchReader, batch: pa.RecordBatch | None
+    ) -> Iterator[pa.RecordBatch]:
         while batch is not None:
             yield batch
             batch = self._in_thread(lambda: next(reader, None))
 
-    def _in_thread(self, work: Callable[[], Any]) -> Any:
+    def _in_thread(self, work: Callable[[], Done]) -> Done:
         """Run a query's work, which may take minutes, in a thread, so that SIGINT can end it.
 
         DuckDB notices signals when it returns rows, but not during the work for the first of them.
@@ -160,7 +165,7 @@ class Database:
         """Return whether the set has the table of a view, such as ``api_fetch``."""
         return name in self._views
 
-    def run(self, query: str, values: Sequence[Any] = ()) -> None:
+    def run(self, query: str, values: Sequence[Value] = ()) -> None:
         """Run statements, which may create temporary tables and macros."""
         with _errors():
             repeated(lambda: self._connection.execute(query, list(values)))
@@ -171,24 +176,24 @@ class Database:
         self.run(f"create temp table {table} as from created_rows")
         self._connection.unregister("created_rows")
 
-    def table(self, query: str, values: Sequence[Any] = ()) -> pa.Table:
+    def table(self, query: str, values: Sequence[Value] = ()) -> pa.Table:
         """Return all rows of a query."""
         with _errors():
             return repeated(
                 lambda: self._connection.sql(query, params=list(values)).to_arrow_table()
             )
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def rows(self, query: str, values: Sequence[Value] = ()) -> list[dict[str, Any]]:
         """Return all rows of a query, as plain values."""
         rows: list[dict[str, Any]] = self.table(query, values).to_pylist()
         return rows
 
-    def row(self, query: str, values: Sequence[Any] = ()) -> dict[str, Any]:
+    def row(self, query: str, values: Sequence[Value] = ()) -> dict[str, Any]:
         """Return the only row of a query."""
         (found,) = self.rows(query, values)
         return found
 
-    def value(self, query: str, values: Sequence[Any] = ()) -> Any:
+    def value(self, query: str, values: Sequence[Value] = ()) -> Any:
         """Return the only value of the only row of a query."""
         (value,) = self.row(query, values).values()
         return value
@@ -238,9 +243,9 @@ class Database:
         self.close()
 
 
-def _check_tree(tree: Any) -> None:
+def _check_tree(tree: object) -> None:
     """Raise QueryError if the syntax tree does more than read."""
-    waiting = [tree]
+    waiting: list[Any] = [tree]  # JSON
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):
@@ -304,7 +309,7 @@ def view_name(table: str) -> str:
 
 
 @interrupts()
-def _connect(spill: str, memory_limit: str) -> Any:
+def _connect(spill: str, memory_limit: str) -> duckdb.DuckDBPyConnection:
     """Open a database that loads no extensions; data beyond `memory_limit` go to `spill`."""
     connection = duckdb.connect(
         ":memory:",
@@ -325,7 +330,9 @@ def _connect(spill: str, memory_limit: str) -> Any:
 
 
 @interrupts()
-def _make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]:
+def _make_views(
+    connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pads.Dataset]
+) -> list[str]:
     """Create the views; return the files that they read.
 
     DuckDB reads Parquet files of this machine itself, other datasets through pyarrow.

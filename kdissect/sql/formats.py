@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, BinaryIO, TextIO
 
@@ -72,7 +72,7 @@ def csv_text(value: Any) -> str:
 # Formats
 
 
-def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
+def write_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write aligned columns; their widths come from the first batch, and nothing is cut off."""
     names = [visible(name) for name in column_names(schema)]
     is_number = [_is_number(field.type) for field in schema]
@@ -89,7 +89,7 @@ def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
         out.write(_aligned(zip(*columns, strict=True), widths, is_number))
 
 
-def _cells(batch: Any) -> list[list[str]]:
+def _cells(batch: pa.RecordBatch) -> list[list[str]]:
     """Return the texts of each column, without control characters."""
     columns = []
     for column in batch.columns:
@@ -98,7 +98,7 @@ def _cells(batch: Any) -> list[list[str]]:
     return columns
 
 
-def _aligned(rows: Iterable[Any], widths: list[int], is_number: list[bool]) -> str:
+def _aligned(rows: Iterable[Sequence[str]], widths: list[int], is_number: list[bool]) -> str:
     lines = []
     for row in rows:
         cells = [
@@ -117,7 +117,7 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def write_csv(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
+def write_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write RFC 4180 with a line of names; null is an empty cell, an empty text is ``""``."""
     out.write(",".join(map(csv_text, column_names(schema))) + "\n")
     for batch in batches:
@@ -144,7 +144,7 @@ def write_csv_file(rows: pa.Table, path: str | os.PathLike[str]) -> None:
         write_csv(shown.schema, shown.to_batches(), out)
 
 
-def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
+def write_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write one document: ``format_version``, ``columns`` (name, type), ``rows``, one row per
     line."""
     names = column_names(schema)
@@ -160,13 +160,13 @@ def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     out.write("\n]}\n")
 
 
-def write_ndjson(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
+def write_ndjson(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write each row as a JSON object on a line."""
     for line in json_objects(column_names(schema), batches):
         out.write(f"{line}\n")
 
 
-def write_parquet(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
+def write_parquet(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
     """Write one Parquet file, compressed with zstd."""
     named = _named(schema)
     with pq.ParquetWriter(out, named, compression="zstd", compression_level=1) as writer:
@@ -174,7 +174,7 @@ def write_parquet(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> N
             writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=named))
 
 
-def write_arrow(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
+def write_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
     """Write one file in Arrow's IPC format."""
     named = _named(schema)
     with pa.ipc.new_file(out, named) as writer:
@@ -188,13 +188,13 @@ def _named(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
 
 
-TEXT_FORMATS: dict[str, Callable[[pa.Schema, Iterable[Any], TextIO], None]] = {
+TEXT_FORMATS: dict[str, Callable[[pa.Schema, Iterable[pa.RecordBatch], TextIO], None]] = {
     "table": write_table,
     "csv": write_csv,
     "json": write_json,
     "ndjson": write_ndjson,
 }
-BINARY_FORMATS: dict[str, Callable[[pa.Schema, Iterable[Any], BinaryIO], None]] = {
+BINARY_FORMATS: dict[str, Callable[[pa.Schema, Iterable[pa.RecordBatch], BinaryIO], None]] = {
     "parquet": write_parquet,
     "arrow": write_arrow,
 }

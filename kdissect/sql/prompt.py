@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
+
+import pyarrow as pa
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.sql.database import Database, QueryError
@@ -66,7 +68,7 @@ class Prompt:
         schema, batches = self._database.stream(query)
         rest = ROWS_MAX
 
-        def first() -> Iterator[Any]:
+        def first() -> Iterator[pa.RecordBatch]:
             nonlocal rest
             for batch in batches:
                 yield batch.slice(0, rest)

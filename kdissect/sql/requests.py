@@ -22,7 +22,6 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
 from kdissect.sql.database import Database, view_name
-from kdissect.sql.unanswered import unanswered
 from kdissect.tables.schemas import RECORDS, api_schema
 from kdissect.tables.topics import names_sql
 
@@ -191,3 +190,181 @@ def quantiles(database: Database, column: str, condition: str = "true") -> str:
         for share in (0.5, 0.9, 0.95, 0.99)
     ]
     return ", ".join([*found, f"max({column}) FILTER ({condition}) AS max"])
+
+
+# -- requests without a captured response -----------------------------------------------------
+
+# runs of response bytes that hold no known frame
+HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
+
+# A client that has closed its side may still get an answer so long after its request. Clients let
+# a Fetch wait 0.5 s by default.
+_LATE_S = 10
+
+
+def unanswered(prefix: str = "") -> str:
+    """Return SQL for `exchange_id` and `may_be_lost` (bool) of each request without its response.
+
+    A broker answers the requests of a connection in order. So the response of a request lies
+    between those of the answered requests before and after it. If bytes are missing or unframed
+    there, the response may be among them.
+
+    If no later response was captured, the response may have come after the last packet, unless the
+    broker's side was seen to end. A client's FIN ends only its own direction (RFC 9293, 3.6): the
+    broker may still answer, unless the capture goes on long enough. A FIN of the broker gives the
+    length of the response stream, so that a lost response leaves a gap. If it came second it may be
+    lost as well, and before an RST a lost response leaves no gap. So if any packet is missing,
+    another close than the broker's FIN proves nothing. And a stream without SYN has no known
+    beginning: responses lost before the first captured one leave no gap.
+
+    A missing packet concerns the stretch of time in which capturing went on without a break:
+    rotated files are one stretch, recordings of two days are two. Within it, it does not concern a
+    host pair that another capture took at that time.
+
+    prefix: of the views `exchanges`, `connections`, `captures` and `anomalies`.
+    """
+    return f"""
+        with due as (
+            select exchange_id, connection_id, request_end_time from {prefix}exchanges
+            where status in ('response_missing', 'connection_closed')
+        ), placed as (
+            select exchange_id, connection_id,
+                coalesce(max(response_pos + 4 + response_size) over (
+                    partition by connection_id order by request_pos
+                    rows between unbounded preceding and 1 preceding), 0) as low,
+                min(response_pos) over (
+                    partition by connection_id order by request_pos
+                    rows between 1 following and unbounded following) as high
+            from {prefix}exchanges
+            where request_pos is not null and connection_id in (select connection_id from due)
+        ), holes as (
+            select connection_id, pos, pos + byte_count as stop from {prefix}anomalies
+            where direction = 'response' and kind in {HOLES} and byte_count > 0
+        ), among_holes as (
+            select distinct exchange_id from placed join holes using (connection_id)
+            where holes.stop > low and holes.pos < coalesce(high, holes.stop)
+        ), {_exposed(prefix)}
+        select exchange_id,
+            exchange_id in (from among_holes)
+                or (low = 0 and not handshake_seen)
+                or (high is null and not (close_reason = 'fin' and closed_by = 'broker')
+                    and (connection_id in (from exposed) or not response_ended
+                        and (close_reason <> 'fin'
+                            or coalesce(captured_until
+                                < request_end_time + interval {_LATE_S} seconds, true)))
+                ) as may_be_lost
+        from due join placed using (exchange_id, connection_id)
+            join {prefix}connections using (connection_id)
+            left join watched using (connection_id)
+    """
+
+
+def _exposed(prefix: str) -> str:
+    """Return SQL of `exposed`: the connections of `due` whose packets may be missing unseen.
+
+    A capture with a gap lies in the connection's stretch of time. It has messages of the same
+    client and broker, or no capture that has them was taken at the same time.
+
+    Also SQL of `watched`: until when the captures of the connections' last packets go on.
+    """
+    return f"""
+        spans as (
+            select first_time, last_time from {prefix}captures where first_time is not null
+            union all select first_time, last_time from {prefix}connections
+        ), stretches as (
+            select first_time as stretch from spans
+            qualify first_time > coalesce(max(last_time) over (
+                order by first_time, last_time
+                rows between unbounded preceding and 1 preceding), '-infinity')
+        ), lossy as (
+            select stretch, capture_id, c.first_time, c.last_time
+            from {prefix}captures c asof join stretches on c.first_time >= stretch
+            where capture_id in (select capture_id from {prefix}anomalies where kind = 'gap')
+        ), carriers as (
+            select distinct client_ip, broker_ip, capture_id, c.first_time, c.last_time
+            from (
+                select client_ip, broker_ip,
+                    unnest([request_capture_id, response_capture_id]) as capture_id
+                from {prefix}exchanges
+            ) join {prefix}captures c using (capture_id)
+        ), watched as (
+            select connection_id, max(carriers.last_time) as captured_until
+            from {prefix}connections k join carriers using (client_ip, broker_ip)
+            where connection_id in (select connection_id from due)
+                and k.last_time between carriers.first_time and carriers.last_time
+            group by all
+        ), exposed as (
+            select connection_id
+            from {prefix}connections k asof join stretches on k.first_time >= stretch
+                join lossy g using (stretch) join carriers using (client_ip, broker_ip)
+            where connection_id in (select connection_id from due)
+            group by connection_id, g.capture_id
+            having bool_or(carriers.capture_id = g.capture_id) or not bool_or(
+                carriers.first_time < g.last_time and carriers.last_time > g.first_time)
+        )
+    """
+
+
+# -- partitions of Fetch and Produce ----------------------------------------------------------
+#
+# A partition of a message is a row. `topic` is its name. If the message has its id instead
+# (KIP-516), `topic_names` has the name; it is null if no message of the capture has both.
+
+_READ_COMMITTED = 1
+
+
+def _partitions(topics: str, name: str = "topic", partitions: str = "partitions") -> str:
+    """Return SQL of the rows of `topics` with `topic`, `topic_id` and `p` for each partition.
+
+    topics: SQL with the struct `t`. name, partitions: its fields.
+    """
+    return f"""
+        SELECT v.* EXCLUDE (t), coalesce(v.t.{name}, n.topic) AS topic, v.t.topic_id AS topic_id,
+          unnest(v.t.{partitions}) AS p
+        FROM ({topics}) v LEFT JOIN topic_names n ON n.topic_id = v.t.topic_id
+    """
+
+
+_ASKED = f"""
+    SELECT exchange_id, request.max_bytes AS max_bytes,
+      coalesce(request.isolation_level = {_READ_COMMITTED}, false) AS is_committed,
+      unnest(request.topics) AS t
+    FROM api_fetch WHERE coalesce(request.replica_id, -1) < 0
+"""
+# The partitions that consumers ask for: `exchange_id`, `topic`, `partition`, `position`,
+# `max_bytes` of the response, and `is_committed`: the consumer reads committed records only.
+FETCH_POSITIONS = f"""
+    SELECT * EXCLUDE (p), p.partition AS partition, p.fetch_offset AS position
+    FROM ({_partitions(_ASKED)})
+"""
+
+
+def fetch_answers(condition: str = "true") -> str:
+    """Return SQL of the partitions in responses.
+
+    It has `exchange_id`, `topic`, `partition`, `error`, the high watermark `high`, the last stable
+    offset `stable`, and `replica`: another broker to read from (KIP-392). condition: of rows of
+    `api_fetch`.
+    """
+    answered = f"""
+        SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
+        WHERE response IS NOT NULL AND {condition}
+    """
+    return f"""
+        SELECT * EXCLUDE (p), p.partition_index AS partition, p.error_code AS error,
+          p.high_watermark AS high, p.last_stable_offset AS stable,
+          p.preferred_read_replica AS replica
+        FROM ({_partitions(answered)})
+    """
+
+
+_ANSWERED = """
+    SELECT exchange_id, unnest(response.responses) AS t FROM api_produce
+    WHERE response IS NOT NULL
+"""
+# The partitions in responses to Produce: `exchange_id`, `topic`, `topic_id`, `partition`, `error`
+# and `base_offset`.
+PRODUCE_ANSWERS = f"""
+    SELECT * EXCLUDE (p), p.index AS partition, p.error_code AS error, p.base_offset
+    FROM ({_partitions(_ANSWERED, "name", "partition_responses")})
+"""

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ids, Ints, Rows
 from kdissect.kafka.assembly import NO_DIRECTION, Anomaly
 from kdissect.tables.arrow_arrays import names_of
-from kdissect.tables.schemas import ANOMALIES, table_of
-
-Ints = npt.NDArray[Any]
+from kdissect.tables.schemas import ANOMALIES, Column, table_of
 
 DIRECTIONS = ("request", "response", None)
 
@@ -94,14 +92,14 @@ class AnomalyRow(NamedTuple):
 def anomalies_table(rows: Iterable[AnomalyRow]) -> pa.Table:
     """`anomalies` from rows."""
     listed = list(rows)
+    kinds = np.array([row.kind for row in listed], np.uint8)
     columns: dict[str, Any] = {
-        name: [getattr(row, name) for row in listed] for name in AnomalyRow._fields
+        name: [getattr(row, name) for row in listed] for name in AnomalyRow._fields[1:]
     }
-    kinds = np.array(columns.pop("kind"), np.uint8)
     return anomaly_columns(kinds, **columns)
 
 
-def anomaly_columns(kind: Ints, *, direction: Ints | None = None, **columns: Any) -> pa.Table:
+def anomaly_columns(kind: Ints, *, direction: Ints | None = None, **columns: Column) -> pa.Table:
     """`anomalies` from columns of equal length, as `schemas.table_of` takes them.
 
     Columns that are missing become null. kind: kafka.assembly.Anomaly. direction: 0, 1, or 2 for
@@ -154,8 +152,8 @@ def texts_of_kinds(codes: Ints, text: Callable[[int, Ints], pa.Array]) -> pa.Arr
 
 
 def stream_anomalies(
-    anomalies: npt.NDArray[np.void],
-    connection_ids: npt.NDArray[np.int64],
+    anomalies: Rows,
+    connection_ids: Ids,
     capture_ids: list[int],
     data: pa.Array,
 ) -> pa.Table:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from kdissect.arrays import Bools, Ints, Rows, TimesNs
 from kdissect.kafka.assembly import DIRECTION, Protocol
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import TIME_TYPE, ip_text, labels, names_of
-from kdissect.tables.schemas import CONNECTIONS, table_of
+from kdissect.tables.schemas import CONNECTIONS, Column, table_of
 from kdissect.tcp.columns import CloseReason
 from kdissect.tcp.measurements import NO_TIME, UNKNOWN, TcpFacts
 from kdissect.tls.handshake import Certificate, TlsFacts
@@ -61,10 +61,10 @@ def endpoint_columns(endpoints: Rows, connections: Rows) -> EndpointColumns:
     )
 
 
-def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, Any]:
+def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, Column]:
     nothing = TlsFacts()
     rows = [tls.get(row, nothing) for row in range(count)]
-    columns: dict[str, Any] = {
+    columns: dict[str, Column] = {
         "tls_version": [row.version for row in rows],
         "tls_sni": [row.sni for row in rows],
         "tls_cipher": [row.cipher for row in rows],
@@ -98,7 +98,7 @@ def connections_table(
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]
     software = [clients.software.get(row, (None, None)) for row in rows]
-    columns = {
+    columns: dict[str, Column] = {
         "connection_id": connections["connection_id"],
         "client_ip": where.client_ip,
         "client_port": where.client_port,
@@ -129,7 +129,7 @@ def connections_table(
 # -- TCP ------------------------------------------------------------------------------------
 
 
-def _tcp_columns(connections: Rows, tcp: TcpFacts) -> dict[str, Any]:
+def _tcp_columns(connections: Rows, tcp: TcpFacts) -> dict[str, Column]:
     """The TCP columns of CONNECTION rows by name, for `schemas.table_of`."""
     client_side = connections["client_side"].astype(np.int64)
     last_time = connections["last_time_ns"]
@@ -179,7 +179,7 @@ def _longest_idle(facts: Rows, last_time: TimesNs) -> tuple[TimesNs, TimesNs]:
     )
 
 
-def _side_columns(own: Rows, peer: Rows, last_time: TimesNs) -> dict[str, Any]:
+def _side_columns(own: Rows, peer: Rows, last_time: TimesNs) -> dict[str, Column]:
     has_options = own["has_options"] != 0
     has_zero_window = own["zero_window_since"] != NO_TIME
     open_ns = np.where(has_zero_window, last_time - own["zero_window_since"], 0)

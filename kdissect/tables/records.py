@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from kdissect.arrays import Ids, Indices, Ints, Rows
 from kdissect.tables.arrow_arrays import labels, times_from_ms
-from kdissect.tables.schemas import RECORD_BATCHES, RECORDS, table_of
+from kdissect.tables.schemas import RECORD_BATCHES, RECORDS, Column, table_of
 from kdissect.tables.topics import ChunkTopics
 
 SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
@@ -26,9 +24,14 @@ class RecordRows:
     """
 
     def __init__(
-        self, sets: Rows, lead: Ints, exchange_id: Ids, source: Ints, produced_offset: Ints,
+        self,
+        sets: Rows,
+        lead: Ints,
+        exchange_id: Ids,
+        source: Ints,
+        produced_offset: Ints,
         topics: ChunkTopics,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """sets: PARTITION_MARK of the record sets; the next four have one entry per set.
 
         lead: bytes before its first batch; they become rows of `batch_ends`. source: index into
@@ -80,7 +83,7 @@ class RecordRows:
             columns.setdefault(field.name, pa.nulls(len(chosen), field.type))
         return table_of(RECORD_BATCHES, columns)
 
-    def _common(self, set_index: Indices) -> dict[str, Any]:
+    def _common(self, set_index: Indices) -> dict[str, Column]:
         """Columns that a row has from its set."""
         via = pa.array(set_index)
         return {
@@ -91,14 +94,16 @@ class RecordRows:
             "partition": self._sets["partition"][set_index],
         }
 
-    def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
+    def _batch_rows(
+        self, batches: pa.Table, set_index: Indices, within: Ints, base: Ints
+    ) -> pa.Table:
         columns = self._common(set_index)
         columns["batch_index"] = within + base[set_index]
         for name in ("base_timestamp", "max_timestamp"):
             columns[name] = _times(batches[f"{name}_ms"])
         return _with_rest(RECORD_BATCHES, columns, batches)
 
-    def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
+    def _record_rows(self, records: pa.Table, base: Ints) -> pa.Table:
         set_index = records["set_index"].to_numpy().astype(np.int64)
         columns = self._common(set_index)
         batch_index = records["batch_index"].to_numpy()
@@ -107,7 +112,7 @@ class RecordRows:
         columns["timestamp"] = _times(records["timestamp_ms"])
         return _with_rest(RECORDS, columns, records)
 
-    def _offsets(self, offsets: pa.ChunkedArray, set_index: Indices) -> Any:
+    def _offsets(self, offsets: pa.ChunkedArray, set_index: Indices) -> Column:
         """Offsets from the wire; for produced records from the response, or null."""
         produced = self._source[set_index] == FROM_PRODUCE
         if not produced.any():
@@ -121,7 +126,7 @@ class RecordRows:
         return offset, ~produced | (given != NO_OFFSET)
 
 
-def _with_rest(schema: pa.Schema, columns: dict[str, Any], decoded: pa.Table) -> pa.Table:
+def _with_rest(schema: pa.Schema, columns: dict[str, Column], decoded: pa.Table) -> pa.Table:
     """The table of these columns; the others are columns of `decoded`."""
     rest = {name: decoded[name] for name in schema.names if name not in columns}
     return table_of(schema, columns | rest)

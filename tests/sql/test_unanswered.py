@@ -9,7 +9,7 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.sql import Database
-from kdissect.sql.unanswered import unanswered
+from kdissect.sql.requests import unanswered
 from tests.builders.captures import cut_capture, lose_packets
 from tests.builders.tables import SECOND_US, START_US, exchange
 from tests.builders.tables import tables as made

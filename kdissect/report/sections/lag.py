@@ -23,8 +23,7 @@ from kdissect.charts import Chart, Columns, load
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.document import LISTS, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
-from kdissect.sql.partitions import PRODUCE_ANSWERS, fetch_answers
-from kdissect.sql.unanswered import HOLES
+from kdissect.sql.requests import HOLES, PRODUCE_ANSWERS, fetch_answers
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
