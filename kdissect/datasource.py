@@ -40,8 +40,10 @@ from kdissect.tables.embedded import add_decoded
 from kdissect.tables.schemas import api_schema, fixed_tables
 
 NAME = "kdissect"
-_KNOWN = ("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues",
-          "host", "from", "to", "spool")  # fmt: skip
+_KNOWN = (
+    *("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues"),
+    *("host", "from", "to", "spool"),
+)
 _TRUE = ("true", "1", "yes")
 KEPT_S = 86_400
 

@@ -104,15 +104,15 @@ ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 # A capture of a bucket; segments have its row as `source`. last_packet: number of its last packet.
 # has_fault: a fault of it is a row.
-CAPTURE = np.dtype([("file_id", "<i8"), ("capture_id", "<i8"), ("last_packet", "<i8"),
-                    ("has_fault", "u1")])  # fmt: skip
+CAPTURE = np.dtype(
+    [("file_id", "<i8"), ("capture_id", "<i8"), ("last_packet", "<i8"), ("has_fault", "u1")]
+)
 NO_CAPTURES = np.zeros(0, CAPTURE)
 
 _FILES = "path string, modificationTime timestamp, length long, content binary"
 _SEGMENTS = "bucket long, time timestamp, data binary"
 _PARTS = "bucket long, kind int, data binary, late_packets long, carry_limits long"
-_SCANNED = pa.schema([("bucket", pa.int64()), ("time", pa.timestamp("us", "UTC")),
-                      ("data", pa.binary())])  # fmt: skip
+_SCANNED = pa.schema({"bucket": pa.int64(), "time": pa.timestamp("us", "UTC"), "data": pa.binary()})
 _PART_TYPES = (np.dtype(np.uint8), ENDPOINTS, SEGMENT, np.dtype(np.uint8))
 _COMPRESSED = (".gz", ".zst", ".lz4")
 
@@ -448,9 +448,8 @@ class _Messages(StatefulProcessor):
         return tables
 
 
-def _part(bucket: int, kind: int, data: bytes, late_packets: int = 0, carry_limits: int = 0) -> Row:
-    return Row(bucket=bucket, kind=int(kind), data=data, late_packets=late_packets,
-               carry_limits=carry_limits)  # fmt: skip
+def _part(bucket: int, kind: int, data: bytes, late: int = 0, limits: int = 0) -> Row:
+    return Row(bucket=bucket, kind=int(kind), data=data, late_packets=late, carry_limits=limits)
 
 
 def _rows_stage(schema: pa.Schema) -> Callable[[Batches], Batches]:

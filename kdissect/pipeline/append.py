@@ -66,8 +66,10 @@ from kdissect.tables.schemas import FORMAT_VERSION
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
 # Options that change the rows. The others change how the work is done, or only add information.
-_SAME = ("reveal_secrets", "payload", "decode_values", "hosts", "time_from_ns", "time_to_ns",
-         "limits")  # fmt: skip
+_SAME = (
+    *("reveal_secrets", "payload", "decode_values"),
+    *("hosts", "time_from_ns", "time_to_ns", "limits"),
+)
 
 
 def extended(

@@ -23,7 +23,7 @@ from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
-from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
+from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, Row, RowKind, Sink
 from kdissect.stories.events import Collector, in_order, unpack
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.fetch_sessions import fetch_sessions_table
@@ -46,7 +46,7 @@ _TABLES = (
     ("group_events", "groups", group_events_table),
     ("fetch_sessions", "fetches", fetch_sessions_table),
     ("transactions", "producers", transactions_table),
-    ("anomalies", "producers", sequence_anomalies),
+    (STORY_ANOMALIES, "producers", sequence_anomalies),
 )
 
 

@@ -22,11 +22,8 @@ from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.step_log import logged_step
 
 
-def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> RunSummary:
-    """Dissect the captures of a plan: one split, bucket, slot and event key at a time.
-
-    sink: receives tables. for_stories: receives those built from all events, if not `sink`.
-    """
+def run(plan: RunPlan, sink: Sink) -> RunSummary:
+    """Dissect the captures of a plan: one split, bucket, slot and event key at a time."""
     sources, summary = plan.sources(), RunSummary()
     buckets, slots, events = (_KeyedRows(summary) for _ in range(3))
     with logged_step("scan", splits=len(plan.splits), bytes=plan.byte_count):
@@ -41,17 +38,15 @@ def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> RunSummar
             events.add(decode(plan, summary.facts, sources, rows, sink))
     with logged_step("analyse", keys=len(events)):
         for rows in events.drain():
-            events.add(analyse(rows, for_stories or sink))
+            events.add(analyse(rows, sink))
     return summary
 
 
 def staged_run(plan: RunPlan, out: str, run_id: str) -> RunSummary:
     """Dissect the captures of a plan into files for the set at `out`."""
-    sinks = [ParquetSink(out, run_id, "s00000")]
-    if plan.keeps:
-        sinks.append(ParquetSink(out, run_id, "e", is_final=False))
-    summary = run(plan, sinks[0], sinks[-1])
-    summary.files = [file for sink in sinks for file in sink.close()]
+    sink = ParquetSink(out, run_id, "s00000")
+    summary = run(plan, sink)
+    summary.files = sink.close()
     return summary
 
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Indices, Positions, take
-from kdissect.codec.message_columns import body_type
 from kdissect.codec.redaction import (
     TEXT,
     hide_tags,
@@ -67,28 +66,9 @@ def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:
         rows = np.flatnonzero(is_good)
         if not len(rows):
             continue
-        sides = [_side_columns(chunk, api_key, side, rows) for side in (REQUEST, RESPONSE)]
+        sides = [chunk.columns(api_key, side, rows) for side in (REQUEST, RESPONSE)]
         bodies, tags = [body for body, _ in sides], [tag for _, tag in sides]
         _write_api(chunk, output, api_key, rows, bodies, tags)
-
-
-def _side_columns(
-    chunk: MessageChunk, api_key: int, side: int, rows: Indices
-) -> tuple[pa.Array, pa.Array]:
-    """(bodies, unknown tags) of one side of the rows; null if a row's side was not decoded."""
-    decoded = chunk.decoded.get((api_key, side))
-    if decoded is None:
-        kind = body_type(api_key, SIDES[side])
-        return pa.nulls(len(rows), kind), pa.nulls(len(rows), UNKNOWN_TAGS)
-    body = decoded.columns.body
-    if len(decoded.rows) == len(rows) and bool(np.all(decoded.rows == rows)):
-        return body, decoded.columns.unknown_tags
-    at = np.searchsorted(decoded.rows, rows)
-    is_decoded = (at < len(decoded.rows)) & (
-        decoded.rows[np.minimum(at, len(decoded.rows) - 1)] == rows
-    )
-    via = pa.array(at, pa.int64(), mask=~is_decoded)
-    return body.take(via), decoded.columns.unknown_tags.take(via)
 
 
 def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:

@@ -6,6 +6,7 @@ A value beyond its limit becomes an anomaly (docs/limits.md); it is never ignore
 from __future__ import annotations
 
 import difflib
+import json
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,12 +189,8 @@ class Options:
         return StreamOptions(self.ports, self.limits.frame_size)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "ports": list(self.ports),
-            "keylog": list(self.keylog),
-            "hosts": list(self.hosts),
-        }
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples
+        return document
 
 
 def paths_of(paths: PathLike | Sequence[PathLike]) -> list[str]:

@@ -166,9 +166,12 @@ def _by_reason(faults: Rows, side: Ints) -> Iterator[tuple[Rows, int, Anomaly, s
 
 
 def _internal_anomalies(
-    chunk: MessageChunk, output: TableOutput, sets: Rows, faults: Sequence[RecordFault],
+    chunk: MessageChunk,
+    output: TableOutput,
+    sets: Rows,
+    faults: Sequence[RecordFault],
     set_index: Ints,
-) -> None:  # fmt: skip
+) -> None:
     """Write anomalies of internal topics' records; each shows the record's value."""
     by_kind: dict[tuple[Anomaly, int], list[RecordFault]] = defaultdict(list)
     for fault in faults:

@@ -97,7 +97,7 @@ def _decoded(
     slots = _by_key(rows, plan.slot_count, plan.task_count)
     decoded = _mapped(slots, _decode, plan.for_tasks(), facts, *place)
     keys = _by_key(decoded, plan.event_key_count, plan.task_count)
-    return _mapped(keys, _analyse, plan.for_tasks(), *place)
+    return _mapped(keys, _analyse, *place)
 
 
 # -- stages --------------------------------------------------------------------------------
@@ -152,14 +152,13 @@ def _decode(
         yield RunSummary(files=sink.close()).row()
 
 
-def _analyse(rows: Iterator[Row], plan: bytes, out: str, run_id: str) -> Iterator[Row]:
-    is_final = not RunPlan.of_task(plan).keeps
+def _analyse(rows: Iterator[Row], out: str, run_id: str) -> Iterator[Row]:
     sink: ParquetSink | None = None
     for key, group in _groups(rows):
         if key == RUN:
             yield from group
             continue
-        sink = sink or ParquetSink(out, run_id, f"e{key:05d}", is_final)
+        sink = sink or ParquetSink(out, run_id, f"e{key:05d}")
         yield from analyse(group, sink)
     if sink is not None:
         yield RunSummary(files=sink.close()).row()

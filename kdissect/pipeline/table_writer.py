@@ -16,7 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
-from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, STATE, STATE_KNOWN, STATE_OPEN, TABLE_OF
+from kdissect.pipeline.step_rows import (
+    OPEN_CONNECTIONS,
+    STATE,
+    STATE_KNOWN,
+    STATE_OPEN,
+    STORY_ANOMALIES,
+    TABLE_OF,
+)
 from kdissect.tables.arrow_arrays import owned, plain, plain_schema
 from kdissect.tables.schemas import FIXED_TABLES
 
@@ -24,7 +31,12 @@ ROW_GROUP_BYTES = 64 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 # written anew by every run that adds to a set
-REWRITTEN = ("topics", "brokers", OPEN_CONNECTIONS, STATE_OPEN, STATE_KNOWN)
+REWRITTEN = frozenset(
+    (
+        *("topics", "brokers", "group_events", "transactions", "fetch_sessions"),
+        *(OPEN_CONNECTIONS, STORY_ANOMALIES, STATE_OPEN, STATE_KNOWN),
+    )
+)
 # the rows of other tables arrive in the order of their exchanges' times
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
@@ -40,6 +52,7 @@ class MemorySink:
         self.parts: dict[str, list[pa.Table]] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
+        name = TABLE_OF.get(name, name)
         rows = owned(plain(table, self.fixed.get(name, table.schema)))
         self.parts.setdefault(name, []).append(rows)
 
@@ -131,8 +144,7 @@ class ParquetSink:
     """Writes the files of one attempt: <table>/part-<attempt>-<run>.parquet, staged as
     `SetFolder.staged` says."""
 
-    def __init__(self, out: str, run_id: str, label: str, is_final: bool = True) -> None:
-        self.is_final = is_final
+    def __init__(self, out: str, run_id: str, label: str) -> None:
         self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
         self.place = SetFolder(out)
@@ -160,7 +172,6 @@ class ParquetSink:
         for name, writer in self._writers.items():
             writer.close()
             if writer.row_count:
-                is_final = self.is_final and name not in REWRITTEN
-                table = TABLE_OF.get(name, name)
+                table, is_final = TABLE_OF.get(name, name), name not in REWRITTEN
                 files.append(StagedFile(table, writer.path, writer.row_count, is_final))
         return files

@@ -238,9 +238,14 @@ class ConnectionCarry:
     # -- a window's work --------------------------------------------------------------------
 
     def _advance(
-        self, batch: SegmentBatch, sources: Sources, taken: dict[bytes, Ints],
-        others: set[bytes], forced: set[bytes], now: int,
-    ) -> CompletedExchanges:  # fmt: skip
+        self,
+        batch: SegmentBatch,
+        sources: Sources,
+        taken: dict[bytes, Ints],
+        others: set[bytes],
+        forced: set[bytes],
+        now: int,
+    ) -> CompletedExchanges:
         """others: connections that take part, also without new packets. forced: those that end
         here."""
         keys = [*taken, *(others - taken.keys())]

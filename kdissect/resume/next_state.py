@@ -215,9 +215,8 @@ def payload(segments: Rows, sources: Sources) -> npt.NDArray[np.uint8]:
     `pos` becomes the position there."""
     captured = segments["captured"].astype(np.int64)
     extents = np.zeros(len(segments), EXTENT)
-    extents["pos"], extents["length"], extents["source"] = (
-        segments["pos"], captured, segments["source"]
-    )  # fmt: skip
+    extents["pos"], extents["length"] = segments["pos"], captured
+    extents["source"] = segments["source"]
     segments["pos"] = np.cumsum(captured) - captured
     return sources.gather(extents)
 

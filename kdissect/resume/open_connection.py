@@ -130,13 +130,11 @@ def keep_sources(connections: Sequence[OpenConnection], count: int, kept: int) -
 
 # -- as rows of a table ---------------------------------------------------------------------
 
-OPEN_SCHEMA = pa.schema([
-    ("row", pa.binary(OPEN.itemsize)),
-    ("segments", pa.binary()),
-    ("data", pa.binary()),
-    ("rtt", pa.binary()),
-    ("tls", pa.string()),  # JSON
-])  # fmt: skip
+_BYTES = pa.binary()
+OPEN_SCHEMA = pa.schema(
+    {"row": pa.binary(OPEN.itemsize), "segments": _BYTES, "data": _BYTES, "rtt": _BYTES}
+    | {"tls": pa.string()}  # JSON
+)
 
 
 def to_table(connections: Sequence[OpenConnection]) -> pa.Table:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Ints
-from kdissect.codec.message_columns import body_type
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE
 from kdissect.stories.events import (
@@ -42,8 +41,6 @@ def fetch_events(messages: MessageChunk) -> Iterator[pa.Table]:
     if request is None:
         return
     response = messages.body(ApiKey.FETCH, RESPONSE, rows)
-    if response is None:  # makes no difference whether others of the chunk have responses
-        response = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
     epoch = pc.fill_null(request.field("session_epoch"), _FINAL).to_numpy(zero_copy_only=False)
     old = pc.fill_null(request.field("session_id"), 0).to_numpy(zero_copy_only=False)
     new = pc.fill_null(response.field("session_id"), 0).to_numpy(zero_copy_only=False)

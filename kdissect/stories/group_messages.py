@@ -66,16 +66,13 @@ def _notable(messages: MessageChunk, api_key: int) -> Ints:
         return rows[wrong]
     request = messages.body(api_key, REQUEST, rows)
     response = messages.body(api_key, RESPONSE, rows)
-    assert request is not None
     epoch = request.field("member_epoch").to_numpy(zero_copy_only=False)
     new = wrong | (epoch <= 0)
-    if response is not None:
-        there = response.is_valid().to_numpy(zero_copy_only=False)
-        new_epoch = pc.fill_null(response.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
-        name = "active_tasks" if api_key == ApiKey.STREAMS_GROUP_HEARTBEAT else "assignment"
-        assigned = response.field(name).is_valid().to_numpy(zero_copy_only=False)
-        new |= there & ((new_epoch != epoch) | assigned)
-    return rows[new]
+    there = response.is_valid().to_numpy(zero_copy_only=False)
+    new_epoch = pc.fill_null(response.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
+    name = "active_tasks" if api_key == ApiKey.STREAMS_GROUP_HEARTBEAT else "assignment"
+    assigned = response.field(name).is_valid().to_numpy(zero_copy_only=False)
+    return rows[new | there & ((new_epoch != epoch) | assigned)]
 
 
 def _read(messages: MessageChunk, api_key: int, rows: Ints) -> pa.Table:

@@ -98,7 +98,7 @@ def _init(messages: MessageChunk) -> Iterator[pa.Table]:
     rows = rows[messages.answered(ApiKey.INIT_PRODUCER_ID, rows) & (messages.error_code[rows] == 0)]
     request = messages.body(ApiKey.INIT_PRODUCER_ID, REQUEST, rows)
     response = messages.body(ApiKey.INIT_PRODUCER_ID, RESPONSE, rows)
-    if request is None or response is None or not len(rows):
+    if not len(rows):
         return
     own = pc.fill_null(pc.equal(request.field("producer_id"), response.field("producer_id")), False)
     yield story(

@@ -31,7 +31,13 @@ from kdissect.arrays import (
     take,
 )
 from kdissect.capture.mapped_files import Sources
-from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_columns
+from kdissect.codec.arrow_columns import UNKNOWN_TAGS
+from kdissect.codec.message_columns import (
+    ELEMENTS_MAX,
+    MessageColumns,
+    body_type,
+    decode_columns,
+)
 from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -311,20 +317,22 @@ class MessageChunk:
         """bool per row: it has a decoded response."""
         return np.isin(rows, self._good(api_key, RESPONSE))
 
-    def body(self, api_key: int, side: int, rows: Indices) -> pa.StructArray | None:
-        """Bodies of these rows, null if a row has none; None if no row of the chunk has one."""
+    def columns(self, api_key: int, side: int, rows: Indices) -> tuple[pa.Array, pa.Array]:
+        """(bodies, unknown tags) of that side of these rows; null if a row has none."""
         decoded = self.decoded.get((api_key, side))
         if decoded is None:
-            return None
+            kinds = body_type(api_key, SIDES[side]), UNKNOWN_TAGS
+            return pa.nulls(len(rows), kinds[0]), pa.nulls(len(rows), kinds[1])
         there, columns = decoded.rows, decoded.columns
-        good = np.flatnonzero(columns.status == 0)
-        if len(good) == len(rows) == len(there) and bool(np.all(there == rows)):
-            return columns.body
-        there = there[good]
-        if not len(there):
-            return columns.body.take(pa.nulls(len(rows), pa.int64()))
-        at = np.minimum(np.searchsorted(there, rows), len(there) - 1)
-        return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
+        if len(there) == len(rows) and bool(np.all(there == rows)):
+            return columns.body, columns.unknown_tags
+        at = np.searchsorted(there, rows)
+        via = pa.array(at, pa.int64(), mask=np.append(there, -1)[at] != rows)
+        return columns.body.take(via), columns.unknown_tags.take(via)
+
+    def body(self, api_key: int, side: int, rows: Indices) -> pa.StructArray:
+        """Bodies of these rows, null if a row has none."""
+        return self.columns(api_key, side, rows)[0]
 
     def requests(self, api_key: int) -> tuple[Indices, pa.StructArray | None]:
         """(rows, bodies) of the decoded requests of that API; no bodies without a row."""
@@ -333,8 +341,8 @@ class MessageChunk:
 
     def values(self, api_key: int, side: int, rows: Indices) -> list[Any]:
         """Bodies of these rows as plain values, None if a row has none."""
-        bodies = self.body(api_key, side, rows)
-        return [None] * len(rows) if bodies is None else bodies.to_pylist()
+        values: list[Any] = self.body(api_key, side, rows).to_pylist()
+        return values
 
     def errors(self, api_key: int, rows: Ints) -> pa.Array:
         """Error code per row, null if no response was decoded."""
