@@ -322,7 +322,7 @@ class _Connections(StatefulProcessor):
         chosen = exchange_index.take(assembly, rows)
         sources = found.sources.carrying(chosen.carried.data)
         infer(chosen, sources)
-        topics = learn_topics(chosen, sources, options.chunk_bytes)
+        topics = learn_topics(chosen, sources)
         for other in range(BUCKETS) if topics.first else ():
             yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
         for _, data in exchange_index.packed_parts(
@@ -442,7 +442,7 @@ class _Messages(StatefulProcessor):
             if name == self.table:
                 tables.append(table)
 
-        rows = chunks_in_time(assembly.exchanges, self.options.chunk_bytes)
+        rows = chunks_in_time(assembly.exchanges)
         chunks = decoded_chunks(assembly, sources, rows, ids, names, self.options)
         write_chunks(chunks, TableOutput(self.options, sink), Collector(1))
         return tables

@@ -104,15 +104,13 @@ class AssembledBucket:
     """Everything that the segments of a bucket give.
 
     found: its exchanges and connections. notes: anomalies that belong to no single connection.
-    given_up: packets of connections beyond the limit, by source number. states: of connections, for
-    the next run. counts: by name of `saved_state.COUNTS`.
+    states: of connections, for the next run. summary: counts of the bucket.
     """
 
     found: CompletedExchanges
     notes: list[AnomalyRow] = field(default_factory=list)
-    given_up: dict[int, int] = field(default_factory=dict)
     states: list[OpenConnection] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    summary: RunSummary = field(default_factory=RunSummary)
 
 
 def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
@@ -139,10 +137,10 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
         bucket = _bucket_with_state(plan, sources, batches.pop(), states)
     else:
         bucket = _bucket_without_state(plan, sources, batches, scratch)
-    options, summary, clients = plan.options, RunSummary(), ConnectionClients()
+    options, summary, clients = plan.options, bucket.summary, ConnectionClients()
     assembly, sources = bucket.found.assembly, bucket.found.sources
     for part in _parts(assembly):
-        learn(summary.facts, clients, part, sources, options.chunk_bytes)
+        learn(summary.facts, clients, part, sources)
     summary.facts.brokers.add_listeners(assembly)
     assembly, overlaps = within(assembly, options.time_from_ns, options.time_to_ns)
     order: Counter[int] = Counter()
@@ -159,10 +157,6 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
             yield Row(home, RowKind.TABLE, number, packed_table(name, some))
     packets = enumerate(assembly.duplicate_packets.tolist())
     summary.duplicates.update({source: count for source, count in packets if count})
-    summary.counts.update(bucket.counts)
-    for source, count in bucket.given_up.items():
-        summary.tcp[source] -= count
-        summary.ignored[source][NOT_FOLLOWED] += count
     summary.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
     yield summary.row(number)
 
@@ -187,18 +181,20 @@ def _bucket_without_state(
     del batch
     assembly, sources = _assembled(plan, sources, batches, scratch)
     infer(assembly, sources)
-    notes = []
-    counts = {}
+    notes, summary = [], RunSummary()
+    for source, count in given_up.items():
+        summary.tcp[source] -= count
+        summary.ignored[source][NOT_FOLLOWED] += count
     if excess > 0:
         detail = f"{excess} pairs of endpoints beyond the limit of {limit} were not followed"
         notes.append(AnomalyRow(Anomaly.LIMIT, detail))
     if plan.keeps:
         goes_on = assembly.connections["close_reason"] == CloseReason.CAPTURE_END
-        counts["carry_limits"] = int(goes_on.sum())
-    notes += count_anomalies(counts)
+        summary.counts["carry_limits"] = int(goes_on.sum())
+    notes += count_anomalies(summary.counts)
     nothing = np.zeros(len(assembly.connections), np.bool_)
     found = CompletedExchanges(assembly, sources, nothing, nothing)
-    return AssembledBucket(found, notes, given_up, counts=counts)
+    return AssembledBucket(found, notes, summary=summary)
 
 
 def _assembled(
@@ -238,7 +234,9 @@ def _bucket_with_state(
         "carry_limits": carry.counts.given_up + carry.counts.limited,
         "open_exchanges": int(rows_of(states)["exchange_count"].sum()),
     }
-    return AssembledBucket(found, count_anomalies(counts), states=states, counts=counts)
+    return AssembledBucket(
+        found, count_anomalies(counts), states, RunSummary(counts=Counter(counts))
+    )
 
 
 # -- rows -----------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def decode(
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
     ids, names = np.array(plan.capture_ids, np.int64), facts.topics.names()
-    rows_of_chunks = chunks_in_time(assembly.exchanges, plan.options.chunk_bytes)
+    rows_of_chunks = chunks_in_time(assembly.exchanges)
     chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, names, plan.options)
     used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():

@@ -104,18 +104,17 @@ def learn(
     clients: ConnectionClients,
     assembly: Assembly,
     sources: Sources,
-    chunk_bytes: int,
 ) -> None:
     """Add what all exchanges of an assembly tell of the cluster, and of connections' clients."""
     _add_client_ids(clients, assembly, sources)
-    _read_all(cluster, clients, assembly, sources, chunk_bytes)
+    _read_all(cluster, clients, assembly, sources)
     _add_raw_token_users(clients, assembly, sources)
 
 
-def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> SeenTopics:
+def learn_topics(assembly: Assembly, sources: Sources) -> SeenTopics:
     """Collect topic names and ids only, as `learn` does."""
     cluster = Cluster()
-    _read_all(cluster, None, assembly, sources, chunk_bytes)
+    _read_all(cluster, None, assembly, sources)
     return cluster.topics
 
 
@@ -124,7 +123,6 @@ def _read_all(
     clients: ConnectionClients | None,
     assembly: Assembly,
     sources: Sources,
-    chunk_bytes: int,
 ) -> None:
     """clients: None reads topics only."""
     messages = binding_structs().keys() if clients is None else _messages()
@@ -133,12 +131,12 @@ def _read_all(
         keys = [key for key, of in messages if of == side]
         column = exchanges[SIDES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
-        for chunk in chunks(rows, column["size"], chunk_bytes):
+        for chunk in chunks(rows, column["size"]):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
                 _read(cluster, clients, frames, api_key, side)
-    add_from_envelopes(cluster.topics, assembly, sources, chunk_bytes)
-    add_from_metadata_log(cluster.topics, assembly, sources, chunk_bytes)
+    add_from_envelopes(cluster.topics, assembly, sources)
+    add_from_metadata_log(cluster.topics, assembly, sources)
 
 
 def _read(

@@ -125,7 +125,6 @@ class Options:
     limits: largest values accepted from a capture (kdissect/pipeline/options.py).
     hosts: IP addresses; keep only connections from or to them. Empty: all.
     time_from_ns, time_to_ns: ns since 1970; keep only exchanges that begin in this range.
-    chunk_bytes: bytes of frames decoded at a time; fits the caches of a core.
     """
 
     ports: tuple[int, ...] = ()
@@ -138,7 +137,6 @@ class Options:
     hosts: tuple[str, ...] = ()
     time_from_ns: int | None = None
     time_to_ns: int | None = None
-    chunk_bytes: int = 8 * MB
 
     @classmethod
     def of(

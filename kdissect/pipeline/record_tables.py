@@ -22,7 +22,7 @@ from kdissect.status import REASONS, Status
 from kdissect.stories.events import Collector
 from kdissect.stories.producer_messages import produce_events
 from kdissect.tables.anomalies import texts
-from kdissect.tables.internal import RecordFault, internal_rows, without_secrets
+from kdissect.tables.internal import RecordFault, internal_rows
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import ChunkMarks, first_match
 from kdissect.tables.payload import shown, with_decoded
@@ -119,13 +119,7 @@ def _as_shown(records: pa.Table, output: TableOutput) -> tuple[pa.Table, list[Re
     """(rows of `records` as the options allow, faults). Writes rows of internal topics to their
     tables."""
     options = output.options
-    faults: list[RecordFault] = []
-    internal = internal_rows(records, options.payload, options.reveal_secrets)
-    if internal is not None:
-        for name, table in internal.tables:
-            output.sink(f"internal/{name}", table)
-        faults = internal.faults
-        records = without_secrets(records, internal.secret)
+    records, faults = internal_rows(records, options.payload, options.reveal_secrets, output.sink)
     records = shown(records, options.payload)
     if options.decode_values is not None:
         records = with_decoded(records, options.decode_values, options.payload)

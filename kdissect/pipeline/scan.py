@@ -145,9 +145,7 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
         return
     bucket = bucket_of(batch, bucket_count)
     of_segment = bucket[batch.segments["endpoints"]]
-    # numpy sorts 16-bit numbers by their digits, which is faster
-    small = bucket_count <= 1 << 16
-    order = np.argsort(of_segment.astype(np.uint16 if small else np.int64), kind="stable")
+    order = np.argsort(of_segment, kind="stable")
     bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
     row_max = ROW_BYTES_MAX // batch.segments.itemsize
     for rows in np.split(order, bounds):

@@ -28,8 +28,8 @@ from kdissect.tables.arrow_arrays import packed, plain, plain_schema
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
-# Names of rows with files apart from the others of their table: rows of connections that a later run
-# may continue, and that an earlier run began; anomalies found in all events.
+# Names of rows with files apart from the others of their table: connections that a later run may
+# continue, and those that an earlier run began; anomalies found in all events.
 OPEN_CONNECTIONS, ENDED_CONNECTIONS = "open connections", "ended connections"
 STORY_ANOMALIES = "anomalies of stories"
 TABLE_OF = {

@@ -105,14 +105,12 @@ def add_named(topics: SeenTopics, body: pa.StructArray, time_ns: TimesNs) -> Non
     _add_distinct(topics, rows.filter(pc.and_(without_id, exists)), "Metadata")
 
 
-def add_from_envelopes(
-    topics: SeenTopics, assembly: Assembly, sources: Sources, chunk_bytes: int
-) -> None:
+def add_from_envelopes(topics: SeenTopics, assembly: Assembly, sources: Sources) -> None:
     """Add the topics in requests that a broker forwards to the controller, and in the responses
     (KIP-590). If clients use TLS, a capture may show a CreateTopics only there."""
     exchanges = assembly.exchanges
     rows = np.flatnonzero(exchanges["api_key"] == ApiKey.ENVELOPE)
-    for chunk in chunks(rows, exchanges["request"]["size"], chunk_bytes):
+    for chunk in chunks(rows, exchanges["request"]["size"]):
         frames = FrameBuffer.gather(assembly, sources, chunk)
         whole = [frames.readable(ApiKey.ENVELOPE, side) for side in (REQUEST, RESPONSE)]
         chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
@@ -136,9 +134,7 @@ def add_from_envelopes(
 # -- the metadata log -----------------------------------------------------------------------
 
 
-def add_from_metadata_log(
-    topics: SeenTopics, assembly: Assembly, sources: Sources, chunk_bytes: int
-) -> None:
+def add_from_metadata_log(topics: SeenTopics, assembly: Assembly, sources: Sources) -> None:
     """Add every topic in records of the metadata log."""
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
@@ -147,9 +143,9 @@ def add_from_metadata_log(
         & (exchanges["response"]["is_whole"] != 0)
         & (exchanges["response"]["size"] > _SMALLEST_BATCH)
     )
-    for chunk in chunks(rows, exchanges["request"]["size"], chunk_bytes):
+    for chunk in chunks(rows, exchanges["request"]["size"]):
         asking = chunk[_asking(assembly, sources, chunk)]
-        for some in chunks(asking, exchanges["response"]["size"], chunk_bytes):
+        for some in chunks(asking, exchanges["response"]["size"]):
             frames = FrameBuffer.gather(assembly, sources, some, (RESPONSE,))
             for api_key in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
                 _add_records(topics, frames, api_key)

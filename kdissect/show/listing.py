@@ -125,7 +125,7 @@ class Exchanges:
         def keep(name: str, table: pa.Table) -> None:
             parts.setdefault(name, []).append(table)
 
-        some = chunks(rows, frame_sizes(assembly.exchanges), self._options.chunk_bytes)
+        some = chunks(rows, frame_sizes(assembly.exchanges))
         names = TopicNames(self._names, SeenTopics().names().id_of)
         decoded = decoded_chunks(assembly, sources, some, self._capture_ids, names, self._options)
         if self._detail == "records":
@@ -139,7 +139,7 @@ class Exchanges:
         }
 
     def _learn(self, assembly: Assembly, sources: Sources) -> None:
-        seen = learn_topics(assembly, sources, self._options.chunk_bytes)
+        seen = learn_topics(assembly, sources)
         for ident, name in seen.names().of_id.items():
             self._names.setdefault(ident, name)
         while len(self._names) > TOPICS_MAX:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools, Indices
 from kdissect.codec.internal_records import (
     CONTROL,
     LOG_OF_TOPIC,
@@ -28,7 +28,7 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.status import Status
 from kdissect.tables.embedded import group_members
 from kdissect.tables.payload import FULL, KEYS
-from kdissect.tables.schemas import internal_schema, table_of
+from kdissect.tables.schemas import Column, internal_schema, table_of
 
 _PLACE = [
     *("exchange_id", "batch_index", "record_index"),
@@ -57,70 +57,50 @@ class RecordFault:
     is_secret: bool
 
 
-@dataclass(slots=True)
-class InternalRows:
-    """tables: (name, rows). secret: rows of the given records whose raw value contains a secret."""
+def internal_rows(
+    records: pa.Table, payload: str, reveal_secrets: bool, sink: Callable[[str, pa.Table], None]
+) -> tuple[pa.Table, list[RecordFault]]:
+    """Decode the internal records among `records` (rows of that table, whole keys and values) to
+    rows of ``internal/`` for the sink.
 
-    tables: list[tuple[str, pa.Table]] = field(default_factory=list)
-    faults: list[RecordFault] = field(default_factory=list)
-    secret: list[npt.NDArray[np.int64]] = field(default_factory=list)
-
-
-def internal_rows(records: pa.Table, payload: str, reveal_secrets: bool) -> InternalRows | None:
-    """Decode the internal records among `records` (rows of that table, whole keys and values).
-
-    None if there are none, which only costs a check of topic names.
+    Returns (the records, with [redacted] for values that contain a secret; faults). Without
+    internal records it only costs a check of topic names.
     """
     topic = records["topic"].combine_chunks()
     names = topic.dictionary.to_pylist()
     internal = [(code, name) for code, name in enumerate(names) if name in LOG_OF_TOPIC]
     control = records["control_type"]
-    has_control = control.null_count < len(control)
-    if not internal and not has_control:
-        return None
+    faults: list[RecordFault] = []
+    if not internal and control.null_count == len(control):
+        return records, faults
     is_control = control.is_valid().to_numpy()
     codes = topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     chosen = [
         (LOG_OF_TOPIC[name], np.flatnonzero((codes == code) & ~is_control))
         for code, name in internal
     ]
-    internal_tables = InternalRows()
+    is_secret = np.zeros(records.num_rows, np.bool_)
     for log, rows in [*chosen, (CONTROL, np.flatnonzero(is_control))]:
-        if len(rows):
-            _decode(internal_tables, records, log, rows, payload, reveal_secrets)
-    return internal_tables
-
-
-def _decode(
-    internal_tables: InternalRows,
-    records: pa.Table,
-    log: str,
-    rows: npt.NDArray[np.int64],
-    payload: str,
-    reveal_secrets: bool,
-) -> None:
-    some = records.select(_COLUMNS).take(pa.array(rows))
-    keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
-    decoded, faults = decode_internal(log, keys, values)
-    for columns in decoded:
-        value, tags = columns.value, columns.value_unknown_tags
-        if not reveal_secrets and record_may_hold_secrets(columns.name):
-            internal_tables.secret.append(rows[columns.rows[secret_rows(value)]])
-            value, tags = redact_column(value), hide_tags(tags)
-        if len(columns.rows):
-            table = _table(some, columns, value, tags, payload)
-            internal_tables.tables.append((columns.name, table))
-    for fault in faults:
-        is_secret = not reveal_secrets and record_may_hold_secrets(fault.what)
-        if is_secret:
-            internal_tables.secret.append(rows[fault.rows])
-        internal_tables.faults += _batch_faults(
-            some, keys if fault.in_key else values, fault, rows, is_secret
-        )
+        some = records.select(_COLUMNS).take(pa.array(rows))
+        keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
+        decoded, found = decode_internal(log, keys, values) if len(rows) else ([], [])
+        for columns in decoded:
+            value, tags = columns.value, columns.value_unknown_tags
+            if not reveal_secrets and record_may_hold_secrets(columns.name):
+                is_secret[rows[columns.rows[secret_rows(value)]]] = True
+                value, tags = redact_column(value), hide_tags(tags)
+            if len(columns.rows):
+                sink(f"internal/{columns.name}", _table(some, columns, value, tags, payload))
+        for fault in found:
+            may_show = reveal_secrets or not record_may_hold_secrets(fault.what)
+            is_secret[rows[fault.rows]] |= not may_show
+            data = keys if fault.in_key else values
+            faults += _batch_faults(some, data, fault, rows, not may_show)
+    return _without_secrets(records, is_secret), faults
 
 
 def _table(
-    some: pa.Table, columns: InternalColumns, value: Any, tags: Any, payload: str
+    some: pa.Table, columns: InternalColumns, value: pa.Array, tags: pa.Array, payload: str
 ) -> pa.Table:
     count = len(columns.rows)
     members = group_members(value) if columns.name == "GroupMetadata" else None
@@ -129,8 +109,8 @@ def _table(
             members = pa.nulls(count, members.type)
         value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
     place = some.select(_PLACE).take(pa.array(columns.rows))
-    data: dict[str, Any] = {name: place[name] for name in _PLACE}
-    data["topic"] = data["topic"].cast(pa.string())
+    data: dict[str, Column] = {name: place[name] for name in _PLACE}
+    data["topic"] = place["topic"].cast(pa.string())
     data["value_version"] = (columns.value_version, columns.has_value)
     data["value"] = value
     data["value_unknown_tags"] = tags
@@ -149,7 +129,7 @@ def _batch_faults(
     some: pa.Table,
     data: pa.Array,
     fault: InternalFaults,
-    rows: npt.NDArray[np.int64],
+    rows: Indices,
     is_secret: bool,
 ) -> list[RecordFault]:
     """One row per batch with that fault, showing the first of its records."""
@@ -171,14 +151,10 @@ def _batch_faults(
     return listed
 
 
-def without_secrets(records: pa.Table, secret: list[npt.NDArray[np.int64]]) -> pa.Table:
-    """`records` with [redacted] as the value of these rows."""
-    rows = np.concatenate(secret) if secret else np.zeros(0, np.int64)
-    if not len(rows):
+def _without_secrets(records: pa.Table, is_secret: Bools) -> pa.Table:
+    if not is_secret.any():
         return records
-    hidden = np.zeros(records.num_rows, np.bool_)
-    hidden[rows] = True
     values = records["value"]
-    shown = pc.if_else(pc.and_(pa.array(hidden), values.is_valid()), TEXT.encode(), values)
+    shown = pc.if_else(pc.and_(pa.array(is_secret), values.is_valid()), TEXT.encode(), values)
     index = records.schema.get_field_index("value")
     return records.set_column(index, records.schema.field(index), shown)

@@ -1,6 +1,6 @@
 """Exchanges whose frames are gathered into one buffer, and decoded.
 
-Tables, records and stories are built from chunks of about `chunk_bytes` of frames, so that the
+Tables, records and stories are built from chunks of about CHUNK_BYTES of frames, so that the
 output of one kernel is still in the cache when the next one reads it.
 """
 
@@ -48,6 +48,7 @@ from kdissect.tables.connections import EndpointColumns, endpoint_columns
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import TopicNames
 
+CHUNK_BYTES = 8 << 20  # of frames decoded at a time; they fit the caches of a core
 LARGE_FRAME = 4096  # bytes; of a larger frame a quarter counts
 UNSUPPORTED_VERSION = 35
 _NO_ROWS = np.zeros(0, np.int64)
@@ -216,7 +217,7 @@ class FrameBuffer:
         )
 
 
-def chunks(rows: Indices, sizes: Ints, chunk_bytes: int) -> list[Indices]:
+def chunks(rows: Indices, sizes: Ints, chunk_bytes: int = CHUNK_BYTES) -> list[Indices]:
     """Split rows of exchanges so that the frames of a part, of these sizes, fit a buffer of about
     `chunk_bytes`."""
     if not len(rows):
@@ -234,7 +235,7 @@ def frame_sizes(exchanges: Rows) -> Ints:
     return sizes
 
 
-def chunks_in_time(exchanges: Rows, chunk_bytes: int) -> list[Indices]:
+def chunks_in_time(exchanges: Rows) -> list[Indices]:
     """The rows of all exchanges, in order of time, as `chunks`."""
     has_request = exchanges["request"]["size"] >= 0
     time_ns = np.where(
@@ -243,7 +244,7 @@ def chunks_in_time(exchanges: Rows, chunk_bytes: int) -> list[Indices]:
     order = in_order_of_time(time_ns, exchanges["exchange_id"])
     sizes = frame_sizes(exchanges)
     # large frames are mostly records, which are decoded in smaller pieces
-    return chunks(order, np.maximum(sizes // 4, np.minimum(sizes, LARGE_FRAME)), chunk_bytes)
+    return chunks(order, np.maximum(sizes // 4, np.minimum(sizes, LARGE_FRAME)))
 
 
 # -- decoded chunks -------------------------------------------------------------------------
