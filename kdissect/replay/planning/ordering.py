@@ -43,13 +43,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     CapturedTopics,
+    apis,
     bodies,
+    codes,
     entries,
     error_codes,
     member_of,
@@ -59,9 +60,9 @@ from kdissect.replay.workload.messages import (
 
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
-_CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
-_SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
-_WAITS_FOR_MEMBERS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+_CHANGES_TOPICS = apis("CreateTopics DeleteTopics CreatePartitions")
+_SHOWS_TOPICS = apis("Metadata DescribeTopicPartitions")
+_WAITS_FOR_MEMBERS = apis("JoinGroup SyncGroup")
 _READS = frozenset({Mode.READ, Mode.READ_NO_BLOCK})
 _WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
 # Mode of a request -> modes of earlier ones that it waits for.
@@ -75,17 +76,13 @@ _MS_NS = 1_000_000
 _GROUP_NS = 5_000_000_000  # until the coordinator has removed a member
 # transaction.abort.timed.out.transaction.cleanup.interval.ms is 10 s by default.
 _TRANSACTION_NS = 15_000_000_000
-_MEMBER_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT})
-_GROUP_APIS = _MEMBER_APIS | {
-    ApiKey.JOIN_GROUP, ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS,
-    ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT, ApiKey.CONSUMER_GROUP_HEARTBEAT,
-}  # fmt: skip
-_ABORTED = frozenset(
-    {
-        ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED,
-        ErrorCode.CONCURRENT_TRANSACTIONS,  # the coordinator aborts it
-    }
-)  # fmt: skip
+_MEMBER_APIS = apis("SyncGroup Heartbeat OffsetCommit")
+_GROUP_APIS = _MEMBER_APIS | apis(
+    "JoinGroup ListGroups DescribeGroups DeleteGroups OffsetDelete TxnOffsetCommit "
+    "ConsumerGroupHeartbeat"
+)
+# The transaction is over, or the coordinator aborts it (the last one).
+_ABORTED = codes("INVALID_PRODUCER_EPOCH INVALID_TXN_STATE PRODUCER_FENCED CONCURRENT_TRANSACTIONS")
 _CIRCLE = (
     "some requests that were in flight at once are sent in another order than their logs have: "
     "their partitions disagree about it"
@@ -369,16 +366,16 @@ def _mark_transactions(steps: Sequence[Step]) -> None:
         if step.step_class != TRANSACTIONS or step.skipped is not None:
             continue
         request, response = bodies(step.exchange)
-        codes = set(error_codes(response))
+        found = set(error_codes(response))
         for name in step.named("txn"):
             if step.exchange.api_key == ApiKey.INIT_PRODUCER_ID:
                 timeouts_ns[name] = request["transaction_timeout_ms"] * _MS_NS
                 begun_ns.pop(name, None)
                 continue
-            if name in timeouts_ns and name in begun_ns and codes & _ABORTED:
+            if name in timeouts_ns and name in begun_ns and found & _ABORTED:
                 if step.at_ns - begun_ns[name] >= timeouts_ns[name]:
                     step.awaits += ((("txn", name), timeouts_ns[name] + _TRANSACTION_NS),)
             if step.exchange.api_key != ApiKey.END_TXN:
                 begun_ns.setdefault(name, step.at_ns)
-            elif codes == {0}:
+            elif found == {0}:
                 begun_ns.pop(name, None)

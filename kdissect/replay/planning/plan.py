@@ -29,7 +29,6 @@ from kdissect.pipeline.filters import fits
 from kdissect.pipeline.selection import duration_ms
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import (
     PRODUCE,
     READ,
@@ -50,7 +49,9 @@ from kdissect.replay.workload.messages import (
     TARGET_OWN_APIS,
     Body,
     api_name,
+    apis,
     are_refusals,
+    codes,
     entries,
     error_codes,
     errors,
@@ -62,16 +63,13 @@ from kdissect.replay.workload.messages import (
 from kdissect.text import plural
 
 # The answer may wait for what others send.
-_BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
+_BLOCKING_APIS = apis("Fetch JoinGroup SyncGroup ShareFetch")
 # The principal of the client must not do that.
-_NOT_PERMITTED = frozenset(
-    {
-        ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED,
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
-        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-    }
-)  # fmt: skip
+_NOT_PERMITTED = codes(
+    "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_REQUEST_NOT_ALLOWED "
+    "DELEGATION_TOKEN_AUTHORIZATION_FAILED"
+)
 
 
 def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
@@ -166,9 +164,9 @@ def _refused(step: Step, plan: ReplayPlan) -> Skipped | None:
     if not principal or own in ("", principal):
         return None
     # those of elements, without those of fields: a created topic may lack its configs (KIP-525)
-    codes = {code for around, name, code in errors(response) if around[1:] and name == "error_code"}
-    codes = codes or {response.get("error_code", 0)}
-    if not codes <= _NOT_PERMITTED:
+    found = {code for around, name, code in errors(response) if around[1:] and name == "error_code"}
+    found = found or {response.get("error_code", 0)}
+    if not found <= _NOT_PERMITTED:
         return None
     reason = f"the captured broker refused it to {principal}, and the replay is {own}"
     return Skipped(SkipCode.OTHER_PRINCIPAL, reason)

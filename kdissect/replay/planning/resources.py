@@ -37,6 +37,7 @@ from kdissect.replay.workload.messages import (
     TOPIC_RESOURCE,
     Body,
     CapturedTopics,
+    apis,
     entries,
     partitions,
     request_body,
@@ -100,12 +101,8 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "config-names write": "AlterConfigs IncrementalAlterConfigs",
     },
 }
-_NAMED_KINDS = (
-    FieldKind.TOPIC, FieldKind.PARTITION, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID,
-)  # fmt: skip
-_CONFIG_APIS = frozenset(
-    {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
-)
+_NAMED_KINDS = [FieldKind(name) for name in ("topic", "partition", "group", "transactional-id")]
+_CONFIG_APIS = apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
 _ROWS = [
     (catalog.api(name).key, class_name, accesses)
     for class_name, rows in _ACCESSES.items()

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
 from kdissect.replay.target.connection import ConnectFailed, Links
 from kdissect.replay.translation.nodes import node_of
@@ -34,6 +33,8 @@ from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     REJOINING_APIS,
+    apis,
+    codes,
     decoded,
     member_of,
     request_of,
@@ -45,15 +46,9 @@ if TYPE_CHECKING:
 
 LATE_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
 CHECK_S = 0.25
-_CLASSIC_APIS = frozenset(
-    {
-        ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT,
-        ApiKey.LEAVE_GROUP,
-    }
-)  # fmt: skip
-_MEMBER_APIS = _CLASSIC_APIS | MEMBER_HEARTBEATS
-_READING_APIS = frozenset({ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS})
-_REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
+_MEMBER_APIS = MEMBER_HEARTBEATS | apis("JoinGroup SyncGroup Heartbeat OffsetCommit LeaveGroup")
+_READING_APIS = apis("ListGroups DescribeGroups")
+_REMOVED = codes("UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH")
 
 Member = tuple[str, str]  # captured group and member id
 Ask = Callable[[Links, int | None, bytes], Awaitable[Attempt]]  # node, frame

@@ -1,7 +1,7 @@
 """Answers teach the `IdMap`: captured response and answer are read side by side.
 
 They also say what is not ready at the target (`unready`), so that the request is sent again. That
-is an error code after which clients repeat a request (`TRANSIENT`), unless the capture has it as
+is an error code after which clients repeat a request, unless the capture has it as
 well; or records of the captured response, or the assignment of a member, that are not there yet. It
 is never another difference from the captured response.
 """

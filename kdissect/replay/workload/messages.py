@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message, decode_message
@@ -13,7 +13,6 @@ from kdissect.codec.message_codec import read_int16
 from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Exchange, WorkloadFacts
 
@@ -29,23 +28,29 @@ TOPIC_RESOURCE = 2  # resource type of configs
 TOPIC_CONFIG = 1  # config_source: set on the topic itself
 
 
-# Of these, only names that the run made itself go through without `--allow delete-existing`.
-DELETING_APIS = frozenset(
-    {
-        ApiKey.DELETE_TOPICS, ApiKey.DELETE_RECORDS, ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE,
-        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-    }
-)  # fmt: skip
-# The target's own conversation: the runner authenticates with the target's options.
-TARGET_OWN_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
+def apis(names: str) -> frozenset[int]:
+    """The keys of APIs: ``"Produce Fetch"``."""
+    return frozenset(catalog.api(name).key for name in names.split())
 
-# Of a topic in Metadata, if the request makes it.
-NOT_MADE_YET = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
+
+def codes(names: str) -> frozenset[int]:
+    """Error codes: ``"NOT_COORDINATOR NOT_CONTROLLER"``."""
+    return frozenset(ErrorCode[name] for name in names.split())
+
+
+# Of these, only names that the run made itself go through without `--allow delete-existing`.
+DELETING_APIS = apis("DeleteTopics DeleteRecords DeleteGroups OffsetDelete DeleteShareGroupOffsets")
+# The target's own conversation: the runner authenticates with the target's options.
+TARGET_OWN_APIS = apis("SaslHandshake SaslAuthenticate")
 # Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
-MEMBER_HEARTBEATS = frozenset(
-    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
+MEMBER_HEARTBEATS = apis("ConsumerGroupHeartbeat ShareGroupHeartbeat StreamsGroupHeartbeat")
+SHARE_APIS = apis("ShareFetch ShareAcknowledge")  # in share sessions
+# Of a topic in Metadata, if the request makes it.
+NOT_MADE_YET = codes("UNKNOWN_TOPIC_OR_PARTITION LEADER_NOT_AVAILABLE")
+# The client of a Fetch opens another session (KIP-227).
+SESSION_LOST = codes(
+    "FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH FETCH_SESSION_TOPIC_ID_ERROR"
 )
-SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})  # in share sessions
 
 
 def api_name(api_key: int) -> str:
@@ -60,18 +65,12 @@ def api_name(api_key: int) -> str:
 def request_of(exchange: Exchange) -> Message | None:
     """The decoded request; None if it was not captured or cannot be decoded. It is shared: do not
     change it."""
-    return _message(exchange, exchange.request, "request")
+    return decoded(exchange.request, "request", exchange.api_key, exchange.api_version)
 
 
 def response_of(exchange: Exchange) -> Message | None:
     """The same of the captured response."""
-    return _message(exchange, exchange.response, "response")
-
-
-def _message(exchange: Exchange, frame: bytes | None, side: str) -> Message | None:
-    if frame is None or exchange.api_key == NO_API:
-        return None
-    return decoded(frame, side, exchange.api_key, exchange.api_version)
+    return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
 
 
 def bodies(exchange: Exchange) -> tuple[Body, Body]:
@@ -100,8 +99,11 @@ def member_of(exchange: Exchange) -> tuple[str, str]:
 
 
 @lru_cache(8)  # several rules look at one message before the next comes
-def decoded(frame: bytes, side: str, api_key: int, api_version: int) -> Message | None:
-    """The decoded frame; None if it cannot be decoded. It is shared: do not change it."""
+def decoded(frame: bytes | None, side: str, api_key: int, api_version: int) -> Message | None:
+    """The decoded frame; None if there is none, or it cannot be decoded. It is shared: do not
+    change it."""
+    if frame is None or api_key == NO_API:
+        return None
     try:
         return decode_message(frame, side=side, api_key=api_key, api_version=api_version)
     except (DecodeError, ValueError):
@@ -180,80 +182,52 @@ def error_codes(body: Body) -> list[int]:
 # broker refused so, since the client has sent it again, and the run, which sends a request again if
 # the target refuses it so.
 
-_COMMITS = frozenset({ApiKey.OFFSET_COMMIT})
-# a member joins again before, or gets another epoch with a heartbeat (KIP-848)
-REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH})
-_TOPIC_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
-_TELEMETRY_APIS = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
-
-
-class Transient(NamedTuple):
-    """apis: those whose clients repeat the request; None: all. refused_apis: those where it has had
-    no effect, so that the plan leaves it out; None: all."""
-
-    apis: frozenset[int] | None = None
-    refused_apis: frozenset[int] | None = None
-
-
-_NONE: frozenset[int] = frozenset()
-_EVERYWHERE, _NEVER_LEFT_OUT = Transient(), Transient(None, _NONE)
-TRANSIENT: dict[int, Transient] = {
+_EVERY = " ".join(each.name for each in catalog.apis().values())
+_REJOINING = "SyncGroup OffsetCommit OffsetFetch"
+_OF_TOPICS = "CreateTopics DeleteTopics CreatePartitions"
+_NO_TOPIC = "UNKNOWN_TOPIC_OR_PARTITION UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID"
+# Error codes, the APIs whose clients repeat the request, and those where it has had no effect, so
+# that the plan leaves it out.
+_TRANSIENT = (
     # a leader, a coordinator or the controller is another one, or is not ready
-    ErrorCode.LEADER_NOT_AVAILABLE: _EVERYWHERE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: _EVERYWHERE,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: _EVERYWHERE,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: _EVERYWHERE,
-    ErrorCode.NOT_COORDINATOR: _EVERYWHERE,
-    ErrorCode.NOT_CONTROLLER: _EVERYWHERE,
-    ErrorCode.LISTENER_NOT_FOUND: _EVERYWHERE,
-    ErrorCode.FENCED_LEADER_EPOCH: _EVERYWHERE,
-    ErrorCode.UNKNOWN_LEADER_EPOCH: _EVERYWHERE,
-    ErrorCode.OFFSET_NOT_AVAILABLE: _EVERYWHERE,
-    # Produce also returns it if a transaction cannot be verified yet (KIP-890)
-    ErrorCode.NOT_ENOUGH_REPLICAS: _EVERYWHERE,
-    ErrorCode.CONCURRENT_TRANSACTIONS: _EVERYWHERE,
-    ErrorCode.REPLICA_NOT_AVAILABLE: _NEVER_LEFT_OUT,
-    ErrorCode.KAFKA_STORAGE_ERROR: _NEVER_LEFT_OUT,
+    (
+        "LEADER_NOT_AVAILABLE NOT_LEADER_OR_FOLLOWER COORDINATOR_LOAD_IN_PROGRESS "
+        "COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR NOT_CONTROLLER LISTENER_NOT_FOUND "
+        "FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH OFFSET_NOT_AVAILABLE",
+        _EVERY,
+        _EVERY,
+    ),
+    # Produce also returns the first if a transaction cannot be verified yet (KIP-890)
+    ("NOT_ENOUGH_REPLICAS CONCURRENT_TRANSACTIONS", _EVERY, _EVERY),
+    ("REPLICA_NOT_AVAILABLE KAFKA_STORAGE_ERROR", _EVERY, ""),
     # a topic or partition that was just made; in the capture it may never have been there
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _NEVER_LEFT_OUT,
-    ErrorCode.UNKNOWN_TOPIC_ID: _NEVER_LEFT_OUT,
-    ErrorCode.INCONSISTENT_TOPIC_ID: _NEVER_LEFT_OUT,
+    (_NO_TOPIC, _EVERY, ""),
     # a group has another generation by now, or will have one
-    ErrorCode.REBALANCE_IN_PROGRESS: Transient(REJOINING_APIS, _COMMITS),
-    ErrorCode.ILLEGAL_GENERATION: Transient(REJOINING_APIS, _NONE),
-    ErrorCode.STALE_MEMBER_EPOCH: Transient(REJOINING_APIS, _COMMITS),
+    ("REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH", _REJOINING, "OffsetCommit"),
+    ("ILLEGAL_GENERATION", _REJOINING, ""),
     # batches before it are sent again themselves
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: Transient(frozenset({ApiKey.PRODUCE}), _NONE),
+    ("OUT_OF_ORDER_SEQUENCE_NUMBER", "Produce", ""),
     # a transaction has not ended yet (KIP-447)
-    ErrorCode.UNSTABLE_OFFSET_COMMIT: Transient(frozenset({ApiKey.OFFSET_FETCH}), _NONE),
+    ("UNSTABLE_OFFSET_COMMIT", "OffsetFetch", ""),
     # KIP-599; a push of telemetry before its interval is over (KIP-714)
-    ErrorCode.THROTTLING_QUOTA_EXCEEDED: Transient(_TOPIC_APIS | _TELEMETRY_APIS, _TOPIC_APIS),
-}  # fmt: skip
-NO_TOPIC = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-    }
-)  # fmt: skip
-# The client of a Fetch opens another session (KIP-227).
-SESSION_LOST = frozenset(
-    {
-        ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-    }
-)  # fmt: skip
+    (
+        "THROTTLING_QUOTA_EXCEEDED",
+        f"{_OF_TOPICS} GetTelemetrySubscriptions PushTelemetry",
+        _OF_TOPICS,
+    ),
+)
+_REPEATED = {code: apis(again) for names, again, _ in _TRANSIENT for code in codes(names)}
+_REFUSED = {code: apis(refused) for names, _, refused in _TRANSIENT for code in codes(names)}
+NO_TOPIC = codes(_NO_TOPIC)
+# a member joins again before, or gets another epoch with a heartbeat (KIP-848)
+REJOINING_APIS = apis(_REJOINING)
 
 
 def is_transient(api_key: int, code: int) -> bool:
     """Return whether clients send a request of this API again after this code."""
-    row = TRANSIENT.get(code)
-    return row is not None and (row.apis is None or api_key in row.apis)
+    return api_key in _REPEATED.get(code, ())
 
 
-def are_refusals(api_key: int, codes: Collection[int]) -> bool:
+def are_refusals(api_key: int, found: Collection[int]) -> bool:
     """Return whether an answer with these codes means that the request has had no effect."""
-    rows = [TRANSIENT.get(code) for code in codes]
-    return bool(rows) and all(
-        row is not None and (row.refused_apis is None or api_key in row.refused_apis)
-        for row in rows
-    )
+    return bool(found) and all(api_key in _REFUSED.get(code, ()) for code in found)

@@ -37,6 +37,7 @@ from kdissect.replay.workload.messages import (
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
     Body,
+    apis,
     bodies,
     entries,
     partitions,
@@ -57,17 +58,13 @@ _INTERNAL_TOPICS = frozenset(
 )
 # Requests that only brokers and controllers send; never replayed. Admin clients can send
 # WriteTxnMarkers (abortTransaction) and change the voters, so their connection may be a client's.
-INTERNAL_APIS = INTER_BROKER_APIS | {
-    ApiKey.WRITE_TXN_MARKERS, ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER,
-}  # fmt: skip
+INTERNAL_APIS = INTER_BROKER_APIS | apis("WriteTxnMarkers AddRaftVoter RemoveRaftVoter")
 # Only the listener of a controller answers these.
-_CONTROLLER_LISTENER_APIS = frozenset(
-    {
-        ApiKey.VOTE, ApiKey.BEGIN_QUORUM_EPOCH, ApiKey.END_QUORUM_EPOCH, ApiKey.FETCH_SNAPSHOT,
-        ApiKey.BROKER_REGISTRATION, ApiKey.BROKER_HEARTBEAT, ApiKey.CONTROLLER_REGISTRATION,
-        ApiKey.UPDATE_RAFT_VOTER,
-    }
-)  # fmt: skip
+_CONTROLLER_LISTENER_APIS = apis(
+    "Vote BeginQuorumEpoch EndQuorumEpoch FetchSnapshot BrokerRegistration BrokerHeartbeat "
+    "ControllerRegistration UpdateRaftVoter"
+)
+_REPLICAS_APIS = apis("Fetch ListOffsets OffsetForLeaderEpoch")  # they may name a replica
 
 
 def load_workload(
@@ -375,9 +372,7 @@ def _is_brokers(exchange: Exchange) -> bool:
     """Return whether only a broker sends this request."""
     if exchange.api_key in INTER_BROKER_APIS:
         return True
-    if exchange.api_key not in (
-        ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    ):  # fmt: skip
+    if exchange.api_key not in _REPLICAS_APIS:
         return False
     request = request_body(exchange)
     state = request.get("replica_state") or {}
