@@ -119,18 +119,19 @@ def order_steps(plan: ReplayPlan, start_ns: int) -> None:
 
 
 class _Ordering:
-    """hard, soft, follows: by step, the steps that it waits for. seen_ns: when a client had the
-    response; of a request without one, just after it was sent."""
+    """waits: the events that an event waits for. A step n has two: it is sent (2n), and answered
+    (2n + 1). soft: pairs of events whose order is dropped where it closes a circle. seen_ns: when a
+    client had the response; of a request without one, just after it was sent."""
 
     def __init__(self, plan: ReplayPlan, start_ns: int) -> None:
         self.plan, self.steps = plan, plan.steps
         self.names = CapturedTopics(plan.workload.facts)
         self.active = [step for step in plan.steps if step.skipped is None]
-        self.hard: list[set[int]] = [set() for _ in plan.steps]
-        self.soft: list[set[int]] = [set() for _ in plan.steps]
-        self.follows: list[set[int]] = [set() for _ in plan.steps]
+        self.waits: dict[int, set[int]] = {}
+        self.soft: set[tuple[int, int]] = set()  # what has to be answered, what is sent after it
         self.seen_ns: dict[int, int] = {}
         for step in self.active:
+            self.waits |= {2 * step.number: set(), 2 * step.number + 1: {2 * step.number}}
             exchange = step.exchange
             if exchange.response_time_ns >= 0 or not step.expects_response:
                 end_ns = max(exchange.response_time_ns, exchange.response_end_time_ns)
@@ -140,7 +141,9 @@ class _Ordering:
         # some time after it was sent
         self.placed: set[tuple[int, Resource]] = set()
         self._users: defaultdict[Resource, _Users] = defaultdict(_Users)
-        self._last_seen: dict[int, int] = {}  # connection -> step answered last
+        # connection -> its step that was sent last, and that was answered last
+        self._last_sent: dict[int, int] = {}
+        self._last_seen: dict[int, int] = {}
 
     def run(self) -> None:
         logs = self._logs()
@@ -148,11 +151,14 @@ class _Ordering:
         self._sweep()
         if self.plan.options.wait_for_data:
             self._wait_for_data(logs)
-        self._drop_circles()
+        if self.soft:
+            self._add_soft()
         for step in self.active:
-            mine = self.hard[step.number] | self.soft[step.number]
-            step.depends_on = tuple(sorted(mine))
-            step.follows = tuple(sorted(self.follows[step.number] - mine))
+            events = sorted(self.waits[2 * step.number])
+            step.depends_on = tuple(each // 2 for each in events if each % 2)
+            sent = [each // 2 for each in events if not each % 2]
+            others = [each for each in sent if self.steps[each].connection != step.connection]
+            step.follows = tuple(each for each in others if each not in step.depends_on)
 
     # -- what events show -----------------------------------------------------------------------
 
@@ -175,7 +181,7 @@ class _Ordering:
                 self._answered(step)
 
     def _sent(self, step: Step) -> None:
-        waits = set[int]()
+        waits, events = set[int](), self.waits[2 * step.number]
         for resource, mode in step.accesses:
             users = self._users[resource]
             waits.update(
@@ -188,13 +194,16 @@ class _Ordering:
                 if (mode in _READS) != (other in _READS):
                     (step if mode in _READS else one).is_racing = True
                 if resource[0] == "group" and one.exchange.api_key in _WAITS_FOR_MEMBERS:
-                    self.follows[step.number].add(number)
+                    events.add(2 * number)
             users.open[step.number] = mode
+        if step.connection in self._last_sent:
+            events.add(2 * self._last_sent[step.connection])
         if step.connection in self._last_seen:
             waits.add(self._last_seen[step.connection])
+        self._last_sent[step.connection] = step.number
         # of the steps of one connection the last is enough: brokers answer in order
         last = {self.steps[number].connection: number for number in sorted(waits)}
-        self.hard[step.number].update(last.values())
+        events.update(2 * number + 1 for number in last.values())
 
     def _answered(self, step: Step) -> None:
         for resource, mode in step.accesses:
@@ -278,7 +287,7 @@ class _Ordering:
                 if self.steps[before].connection == self.steps[after].connection:
                     continue  # the connection keeps them in order
                 if is_silent or self.seen_ns[before] > self.steps[after].at_ns:
-                    self.soft[after].add(before)
+                    self.soft.add((2 * before + 1, 2 * after))
 
     def _wait_for_data(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
         for step in self.active:
@@ -291,42 +300,26 @@ class _Ordering:
                 place = bisect_right(writers, last, key=lambda writer: writer[0])
                 for _, writer in writers[max(place - 1, 0) : place]:
                     if self.steps[writer].connection != step.connection:
-                        self.soft[step.number].add(writer)
+                        self.soft.add((2 * writer + 1, 2 * step.number))
 
     # -- circles --------------------------------------------------------------------------------
 
-    def _drop_circles(self) -> None:
-        """Drop soft orders that would make steps wait for each other in a circle; then either step
-        may come first."""
-        waits = self._waits() if any(self.soft) else {}
+    def _add_soft(self) -> None:
+        """Add the soft orders, but for those that would make steps wait for each other in a circle;
+        of these either step may come first."""
+        soft = {(before, after) for before, after in self.soft if before not in self.waits[after]}
+        for before, after in soft:
+            self.waits[after].add(before)
         while True:
             try:
-                return TopologicalSorter(waits).prepare()
+                return TopologicalSorter(self.waits).prepare()
             except CycleError as error:
-                circle = error.args[1]
-            for before, after in pairwise(circle):
-                first, second = before >> 1, after >> 1
-                is_soft = first in self.soft[second] - self.hard[second]
-                if is_soft and before & 1 and not after & 1:
-                    waits[after].discard(before)
-                    self.soft[second].discard(first)
-                    self.steps[first].is_racing = self.steps[second].is_racing = True
+                circle = soft.intersection(pairwise(error.args[1]))
+            for before, after in circle:
+                self.waits[after].discard(before)
+                self.steps[before // 2].is_racing = self.steps[after // 2].is_racing = True
             if _CIRCLE not in self.plan.notes:
                 self.plan.notes.append(_CIRCLE)
-
-    def _waits(self) -> dict[int, set[int]]:
-        """What each event waits for. A step n has two: it is sent (2n), and answered (2n + 1)."""
-        waits: dict[int, set[int]] = {}
-        last: dict[int, int] = {}  # of each connection
-        for step in self.active:
-            sent = step.number << 1
-            waited_for = self.hard[step.number] | self.soft[step.number]
-            waits[sent] = {each << 1 | 1 for each in waited_for}
-            waits[sent] |= {each << 1 for each in self.follows[step.number]}
-            waits[sent] |= {last[step.connection]} if step.connection in last else set()
-            waits[sent | 1] = {sent}
-            last[step.connection] = sent
-        return waits
 
 
 # -- what ran out of time -------------------------------------------------------------------------
