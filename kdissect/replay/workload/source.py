@@ -268,13 +268,18 @@ class _FactsReader:
         new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
         return self.facts.topics.setdefault(name, new)
 
-    def _seen(self, name: str, topic_id: UUID | None = None) -> TopicFacts:
-        """A topic that exists now."""
+    def _seen(
+        self, name: str, topic_id: UUID | None = None, partitions: int = 0, replicas: int = 0
+    ) -> TopicFacts:
+        """A topic that exists now. partitions, replicas: how many are seen."""
         topic = self._topic(name)
         if topic.first_time_ns < 0:
             topic.first_time_ns = self._now_ns
         if topic_id is not None and topic_id.int and str(topic_id) not in topic.topic_ids:
             topic.topic_ids.append(str(topic_id))
+        if name not in self._grown:
+            topic.partition_count = max(topic.partition_count, partitions)
+        topic.replication_factor = max(topic.replication_factor, replicas)
         return topic
 
     def _metadata(self, request: Body, response: Body) -> None:
@@ -285,20 +290,14 @@ class _FactsReader:
             node = broker.get("node_id", broker.get("broker_id"))
             self.facts.brokers[node] = (broker["host"], broker["port"])
         for entry in entries(response.get("topics")):
-            if entry.get("name") and entry["error_code"] != 0:
-                self._topic(entry["name"])
-            elif entry.get("name"):
-                self._described(entry)
-
-    def _described(self, entry: Body) -> None:
-        topic = self._seen(entry["name"], entry.get("topic_id"))
-        topic.is_internal = topic.is_internal or bool(entry.get("is_internal"))
-        described = entries(entry["partitions"])
-        if topic.name not in self._grown:
-            topic.partition_count = max(topic.partition_count, len(described))
-        for partition in described:
-            replicas = entries(partition.get("replica_nodes"))
-            topic.replication_factor = max(topic.replication_factor, len(replicas))
+            name, described = entry.get("name"), entries(entry["partitions"])
+            if name and entry["error_code"] != 0:
+                self._topic(name)
+            elif name:
+                replicas = [len(entries(each.get("replica_nodes"))) for each in described]
+                most = max(replicas, default=0)
+                topic = self._seen(name, entry.get("topic_id"), len(described), most)
+                topic.is_internal |= bool(entry.get("is_internal"))
 
     def _create_topics(self, request: Body, response: Body) -> None:
         if request.get("validate_only"):
@@ -309,24 +308,22 @@ class _FactsReader:
             if result is None or result["error_code"] != 0:
                 self._topic(entry["name"])
                 continue
-            topic = self._seen(entry["name"], result.get("topic_id"))
+            count = len(entries(entry["assignments"])) or max(entry["num_partitions"], 0)
+            topic = self._seen(
+                entry["name"],
+                result.get("topic_id"),
+                count or result.get("num_partitions", 0),
+                max(entry["replication_factor"], result.get("replication_factor", 0)),
+            )
             topic.is_created = True
-            count = len(entries(entry["assignments"])) or entry["num_partitions"]
-            if count <= 0:
-                count = result.get("num_partitions", 0)
-            topic.partition_count = max(topic.partition_count, count)
-            factor = max(entry["replication_factor"], result.get("replication_factor", 0))
-            topic.replication_factor = max(topic.replication_factor, factor)
-            for config in entries(entry["configs"]):
-                if config["value"] is not None:
-                    topic.configs[config["name"]] = config["value"]
+            configs = {each["name"]: each["value"] for each in entries(entry["configs"])}
+            topic.configs |= {name: value for name, value in configs.items() if value is not None}
 
     def _create_partitions(self, request: Body, response: Body) -> None:
         if request.get("validate_only"):
             return
-        asked = {entry["name"] for entry in entries(request.get("topics"))}
         for entry in entries(response.get("results")):
-            if not entry["error_code"] and entry["name"] in asked:
+            if not entry["error_code"]:
                 self._seen(entry["name"])
                 self._grown.add(entry["name"])
 
