@@ -8,9 +8,11 @@ shows a part only, its title says so. Altair is an extra of the package:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kdissect import charts
+from kdissect.tables.schemas import Row
 from kdissect.text import width
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _AMOUNTS = {
 _DIRECTIONS = {"records": "record_count", "bytes": "size"}
 
 
-def _altair(chart: charts.Chart) -> Any:
+def _altair(chart: charts.Chart) -> alt.Chart:
     """The chart as Altair draws it."""
     try:
         import altair
@@ -209,7 +211,7 @@ class Plots:
             raise KeyError(f"exchanges has no column {name!r}")
         return f'"{name}"'
 
-    def _rows(self, query: str, values: tuple[Any, ...] | list[Any] = ()) -> list[dict[str, Any]]:
+    def _rows(self, query: str, values: Sequence[str] = ()) -> list[Row]:
         with self._tables.database() as database:
             return database.rows(query, values)
 
@@ -218,7 +220,7 @@ class Plots:
             return database.table(query).to_pydict()
 
 
-def _arrows(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _arrows(row: Row) -> list[Row]:
     """A request's arrow to the right, its response's to the left."""
     version = "" if row["api_version"] is None else f" v{row['api_version']}"
     what = f"{row['api_name'] or 'unknown'}{version} #{row['correlation_id']}"

@@ -13,17 +13,15 @@ from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.requests import is_fault
 from kdissect.sql.sessions import VALID, certificates
-from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
+from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, Row
 from kdissect.text import byte_size, plural, unread, visible
 
 _WIDTH_MAX = 1000  # of lists outside of a terminal, where no name is cut
 _LISTED_MAX = 12
 _VIEWS = ("captures", "connections", "exchanges", "record_batches", "anomalies")
 
-Row = dict[str, Any]
 
-
-def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
+def summarise(tables: Tables, out: str | None = None) -> Row:
     """Return the summary as one JSON document; `out` is the folder of a table set just written.
 
     damaged: captures that could not be read to their end. skipped: files that are no captures.
@@ -82,7 +80,7 @@ _UNREAD = """
 """
 
 
-def print_summary(document: dict[str, Any], console: Console) -> None:
+def print_summary(document: Row, console: Console) -> None:
     """Print the summary as text; long lists are cut, with a count of the rest."""
     totals = document["totals"]
     console.print(

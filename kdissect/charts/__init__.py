@@ -24,6 +24,7 @@ from kdissect.text import visible
 
 Spec = dict[str, Any]
 Columns = dict[str, list[Any]]
+Row = dict[str, Any]
 
 VEGA_LITE = "6.4"  # the version that draws them
 
@@ -95,12 +96,12 @@ class Chart:
         labels = self.spec.get("usermeta", {}).get("labels", {})
         return {"t": "from (UTC)", "t_end": "until (UTC)", **labels}
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The data as rows."""
         rows = zip(*self.data.values(), strict=True)
         return [dict(zip(self.data, row, strict=True)) for row in rows]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Spec:
         """The values from which the page's script draws the chart."""
         present = set(self.data.get(self.by, ()))
         legend = [
@@ -128,7 +129,7 @@ def load(name: str, /, **parameters: object) -> Spec:
     """
     unused = set(parameters)
 
-    def filled(value: Any) -> Any:
+    def filled(value: object) -> Any:
         if isinstance(value, dict):
             return {key: filled(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -144,7 +145,7 @@ def load(name: str, /, **parameters: object) -> Spec:
     return {"data": {"name": "d"}, "config": _read("config.json"), **spec}
 
 
-def _read(file: str) -> Any:
+def _read(file: str) -> Spec:
     return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
 
 
@@ -196,7 +197,7 @@ def _positive(values: Iterable[float | None]) -> list[float | None]:
     return [None if value is None else max(value, _MILLIS_MIN) for value in values]
 
 
-def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
+def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[Row]) -> Chart:
     """A line from p50 to p99 for each row (name, p50, p95, p99, max, answers)."""
     lines = (*LATENCY_LINES, "max")
     return Chart(
@@ -242,7 +243,7 @@ def events(
     return Chart(id_, title, text, data, spec, height + 40, list(colours), colours=own, by="event")
 
 
-def group_events(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
+def group_events(id_: str, title: str, text: str, rows: Sequence[Row]) -> Chart:
     """Rows of `group_events` with t, t_end and their lane: the group or a member."""
     data = {
         "lane": [row["lane"] for row in rows],
@@ -263,7 +264,7 @@ def _event_detail(generation: int | None, detail: str | None) -> str:
 
 
 def incidents_over_time(
-    id_: str, title: str, text: str, incidents: Sequence[dict[str, Any]], span: tuple[str, str]
+    id_: str, title: str, text: str, incidents: Sequence[Row], span: tuple[str, str]
 ) -> Chart:
     """A lane for each kind of incident, a bar for each incident, over the capture's time `span`."""
     marks = _marks(incidents)
@@ -290,7 +291,7 @@ def incidents_over_time(
     return chart
 
 
-def mark_incidents(charts: Iterable[Chart], incidents: Sequence[dict[str, Any]]) -> None:
+def mark_incidents(charts: Iterable[Chart], incidents: Sequence[Row]) -> None:
     """Add a band for each incident but those for information to the charts over time."""
     colours = {name: SEVERITY_COLOURS[name] for name in ("bad", "warn")}
     marks = _marks([row for row in incidents if row["severity"] in colours])
@@ -300,7 +301,7 @@ def mark_incidents(charts: Iterable[Chart], incidents: Sequence[dict[str, Any]])
             chart.spec["layer"].insert(0, {key: band[key] for key in ("data", "mark", "encoding")})
 
 
-def _marks(incidents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _marks(incidents: Sequence[Row]) -> list[Row]:
     """Times in ms since 1970, kinds and severities of incidents."""
     return [
         {

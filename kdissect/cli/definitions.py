@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kdissect.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from kdissect.tables.schemas import Row
 
 
 @verb("""
@@ -27,7 +30,7 @@ def definitions_command(
     from kdissect.protocol import catalog, describe
 
     try:
-        document: dict[str, Any] | None
+        document: Row | None
         if api is None:
             text, document = describe.api_list_text(), describe.api_list_json()
         else:

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kdissect.cli.options import ResultOptions, SourceOptions
 from kdissect.cli.output import shown
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
+
+if TYPE_CHECKING:
+    from kdissect.tables.schemas import Row
 
 
 @verb("""
@@ -45,7 +48,7 @@ def diff_command(
     )
 
 
-def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
+def _lines(document: Row, a: str, b: str) -> Iterator[str]:
     from kdissect.diff.compare import OPEN
 
     for name, path in (("a", a), ("b", b)):
@@ -88,7 +91,7 @@ _text = partial(shown, missing="(none)")
 _SIGN = {"added": "+", "removed": "-", "changed": "~"}
 
 
-def _apis(changes: list[dict[str, Any]]) -> Iterator[str]:
+def _apis(changes: list[Row]) -> Iterator[str]:
     from kdissect.text import plural
 
     yield from _aligned(
@@ -97,11 +100,11 @@ def _apis(changes: list[dict[str, Any]]) -> Iterator[str]:
     )
 
 
-def _either(row: dict[str, Any]) -> int:
+def _either(row: Row) -> int:
     return int(row["count_a"] or row["count_b"])
 
 
-def _versions(changes: list[dict[str, Any]]) -> Iterator[str]:
+def _versions(changes: list[Row]) -> Iterator[str]:
     by_api: dict[str, dict[str, list[str]]] = {}
     for row in changes:
         lists = by_api.setdefault(row["api_name"], {"removed": [], "added": []})
@@ -117,7 +120,7 @@ def _versions(changes: list[dict[str, Any]]) -> Iterator[str]:
     )
 
 
-def _clients(changes: list[dict[str, Any]]) -> Iterator[str]:
+def _clients(changes: list[Row]) -> Iterator[str]:
     rows = []
     for row in changes:
         side = "a" if row["change"] == "removed" else "b"
@@ -137,7 +140,7 @@ def _list(values: list[str]) -> str:
     return ", ".join(map(_text, values)) or "none"
 
 
-def _errors(changes: list[dict[str, Any]]) -> Iterator[str]:
+def _errors(changes: list[Row]) -> Iterator[str]:
     yield from _aligned(
         (
             f"  {_mark(row)} {row['api_name']}",
@@ -150,12 +153,12 @@ def _errors(changes: list[dict[str, Any]]) -> Iterator[str]:
     )
 
 
-def _mark(row: dict[str, Any]) -> str:
+def _mark(row: Row) -> str:
     """Return ! for worse, ~ for changed, ? for undecided."""
     return "!" if row["is_worse"] else "~" if row["is_decided"] else "?"
 
 
-def _certainty(row: dict[str, Any]) -> str:
+def _certainty(row: Row) -> str:
     """Return the numbers of compared connections (or moments) and the p-value, or that there are
     too few of them."""
     unit = "moments" if row["too_few"] == "moments" else "connections"
@@ -173,14 +176,14 @@ def _certainty(row: dict[str, Any]) -> str:
 _WAITS = {"answer": "", "long_poll": " (long poll)", "group": " (waits for members)"}
 
 
-def _batches_of(row: dict[str, Any]) -> str:
+def _batches_of(row: Row) -> str:
     if row["part"] == "batch":
         return f"batches of {_text(row['topic'])}"
     return f"{row['api']} {row['part']}"
 
 
 # Kinds with two distributions -> the name of a row, and the unit of its values
-_DISTRIBUTIONS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
+_DISTRIBUTIONS: dict[str, tuple[Callable[[Row], str], str]] = {
     "latency": (lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms"),
     "transfers": (lambda row: f"{row['api']} {row['part']}", "ms"),
     "round_trips": (
@@ -191,7 +194,7 @@ _DISTRIBUTIONS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
 }
 
 
-def _distributions(changes: list[dict[str, Any]], kind: str) -> Iterator[str]:
+def _distributions(changes: list[Row], kind: str) -> Iterator[str]:
     name, unit = _DISTRIBUTIONS[kind]
     yield from _aligned(
         (
@@ -210,7 +213,7 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def _configs(changes: list[dict[str, Any]]) -> Iterator[str]:
+def _configs(changes: list[Row]) -> Iterator[str]:
     for row in changes:
         values = {
             "changed": f"{shown(row['value_a'], 'null')} -> {shown(row['value_b'], 'null')}",
@@ -223,7 +226,7 @@ def _configs(changes: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-_SHOW: dict[str, Callable[[list[dict[str, Any]]], Iterator[str]]] = {
+_SHOW: dict[str, Callable[[list[Row]], Iterator[str]]] = {
     "apis": _apis,
     "versions": _versions,
     "clients": _clients,

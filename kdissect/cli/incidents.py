@@ -6,13 +6,16 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from kdissect.tables.schemas import Row
 
 _WIDTH_MAX, _INDENT = 100, 6
 
@@ -59,10 +62,9 @@ def _wanted(values: Sequence[str]) -> set[str]:
 
 
 _MARGIN = " " * _INDENT
-_MARGINS: Any = {"initial_indent": _MARGIN, "subsequent_indent": _MARGIN}
 
 
-def incident_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def incident_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines of incidents for a terminal. rows: as JSON has them."""
     if not rows:
         yield "No incidents found"
@@ -71,12 +73,17 @@ def incident_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         if number:
             yield ""
         yield f"{row['severity']:<{_INDENT}}{row['kind']}  {row['subject']}"
-        yield from textwrap.wrap(f"{_when(row)}. {row['text']}", width, **_MARGINS)
+        yield from textwrap.wrap(
+            f"{_when(row)}. {row['text']}",
+            width,
+            initial_indent=_MARGIN,
+            subsequent_indent=_MARGIN,
+        )
         if row["next_command"]:
             yield f"{_MARGIN}$ {row['next_command']}"
 
 
-def _when(row: dict[str, Any]) -> str:
+def _when(row: Row) -> str:
     """Return when an incident happened and what it cost: 2026-11-22 14:03:07.123, 3.01 s, ..."""
     from kdissect.text import duration, plural
 

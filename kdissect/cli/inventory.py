@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,6 +16,7 @@ from kdissect.cli.verbs import OptionGroup
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
+    from kdissect.tables.schemas import Row
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def write_inventory(tables: Tables, options: InventoryOptions) -> Iterator[str]:
         yield f"Inventory: {options.inventory} ({plural(len(inventory) - brokers, 'client')}{also})"
 
 
-def _changes(rows: list[dict[str, Any]], since: str) -> Iterator[str]:
+def _changes(rows: list[Row], since: str) -> Iterator[str]:
     from kdissect.sql.inventory import CLIENT_CHANGES, SAME
     from kdissect.text import visible
 

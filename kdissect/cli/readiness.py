@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kdissect.cli.inventory import InventoryOptions, write_inventory
 from kdissect.cli.options import ResultOptions, SourceOptions
@@ -13,6 +13,9 @@ from kdissect.cli.output import say, say_notes, shown, some_of
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
+
+if TYPE_CHECKING:
+    from kdissect.tables.schemas import Row
 
 
 @verb("""
@@ -52,7 +55,7 @@ def readiness_command(
     result.put(document, chain(_lines(document), changes), failed=failed)
 
 
-def _lines(document: dict[str, Any]) -> Iterator[str]:
+def _lines(document: Row) -> Iterator[str]:
     from kdissect.text import plural
 
     counts = document["counts"]
@@ -88,7 +91,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _established(document: dict[str, Any]) -> str:
+def _established(document: Row) -> str:
     """Return how much of the traffic the verdicts rest on."""
     from kdissect.text import plural
 
@@ -107,7 +110,7 @@ def _established(document: dict[str, Any]) -> str:
     )
 
 
-def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
+def _client_lines(client: Row, target: str) -> Iterator[str]:
     from kdissect.text import plural
 
     software = " ".join(

@@ -188,8 +188,10 @@ def _write(results: Results, output: opt.OutputOptions) -> None:
     from kdissect.replay.output.rows import write_json_lines
 
     for path, write in (
-        (output.junit, write_junit), (output.json, write_json_lines), (output.html, write_html),
-    ):  # fmt: skip
+        (output.junit, write_junit),
+        (output.json, write_json_lines),
+        (output.html, write_html),
+    ):
         if path:
             write(results, Path(path))
     if output.out is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,6 +18,7 @@ from kdissect.step_log import logged_step
 if TYPE_CHECKING:
     from kdissect.api import Tables
     from kdissect.sql import Database
+    from kdissect.tables.schemas import Row
 
 
 @verb("""
@@ -55,7 +56,7 @@ def check_command(source: list[str], capture: SourceOptions, result: ResultOptio
     result.put(document, _lines(document), failed=bool(document["faults"]))
 
 
-def _lines(document: dict[str, Any]) -> Iterator[str]:
+def _lines(document: Row) -> Iterator[str]:
     from kdissect.text import visible
 
     for fault in document["faults"]:

@@ -8,12 +8,13 @@ distinct values, which DuckDB sorts on disk if they exceed memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from kdissect.sql import Database, view_name
 from kdissect.sql.requests import make_requests
+from kdissect.tables.schemas import Row
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
@@ -151,7 +152,7 @@ class Distributions(NamedTuple):
     (0 or 1).
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     sums: pa.Table
 
 

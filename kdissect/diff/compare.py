@@ -12,7 +12,7 @@ not excluded (POSSIBLE_RATE).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdissect.diff.collect import (
     COMPARED,
@@ -27,6 +27,7 @@ from kdissect.diff.sample_tests import FALSE_ALARM_RATE, SampleTest, SampleTests
 from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
+from kdissect.tables.schemas import Row
 from kdissect.text import rfc3339
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ OPEN = (UNDECIDED, NOT_COMPARED)
 NO_ANSWER = "(no answer)"
 RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 
-Change = dict[str, Any]
+Change = Row
 
 
 class UnknownKind(Error, ValueError):
     """`--fail-on` names a kind that does not exist."""
 
 
-def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
+def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> Row:
     """Return the changes from `a` to `b` as a document for JSON.
 
     ``a`` and ``b`` describe the two sides (numbers of exchanges, connections and clients,
@@ -72,7 +73,7 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
     return {"format_version": _FORMAT_VERSION, **sides, "changes": changes, "compared": compared}
 
 
-def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
+def failing(document: Row, kinds: Sequence[str]) -> list[str]:
     """Return those of the kinds on which ``--fail-on`` exits with an error.
 
     Errors and durations fail on a change for the worse, other kinds on any that is decided.
@@ -96,7 +97,7 @@ def parse_kinds(text: str | None) -> list[str]:
     return kinds
 
 
-def _side(database: Database, side: str) -> dict[str, Any]:
+def _side(database: Database, side: str) -> Row:
     row = database.row(
         f"""
         select count(*) exchange_count, count(distinct connection_id) connection_count,

@@ -9,12 +9,13 @@ is no difference.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kdissect.diff.collect import BLOCKS, TAILS, Distributions
 from kdissect.diff.statistics import Bools, Floats, Ints, Scores, compare_units
+from kdissect.tables.schemas import Row
 
 FALSE_ALARM_RATE = 0.01  # of all comparisons of a diff together
 _PAIRED = ("midrank", *TAILS)  # scores that clients of both sides can decide
@@ -47,8 +48,8 @@ class SampleTests:
     def __init__(self, connection_is_b: Bools, client: Ints) -> None:
         self._is_b = {"connection": connection_is_b, "block": np.arange(2 * BLOCKS) >= BLOCKS}
         self._client = client
-        self._rows: list[tuple[dict[str, Any], str]] = []
-        self._parts: list[tuple[Any, ...]] = []
+        self._rows: list[tuple[Row, str]] = []
+        self._parts: list[tuple[Ints | Floats, ...]] = []
 
     def add(self, samples: Distributions, score: str, sample_min: int) -> None:
         """Add a comparison for each row that has enough exchanges on both sides.
@@ -69,7 +70,7 @@ class SampleTests:
         columns = ("connection", "block", "count", f"{score}_total", f"{score}_squares")
         self._parts.append((comparison[number[chosen]], *(sums[name][chosen] for name in columns)))
 
-    def _count_units(self, rows: list[dict[str, Any]], number: Ints, sums: dict[str, Any]) -> None:
+    def _count_units(self, rows: list[Row], number: Ints, sums: dict[str, Ints]) -> None:
         """Write `connections_a`, `moments_a` and the same of b into the rows."""
         for unit, name in (("connection", "connections"), ("block", "moments")):
             for side, is_b in (("a", False), ("b", True)):

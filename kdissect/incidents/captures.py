@@ -254,14 +254,15 @@ def capture_unread(evidence: Evidence) -> Iterator[Incident]:
     halves = "least(request_segment_count, response_segment_count) = 0"
     # a connection that carries bytes was acknowledged: those packets were not captured
     one_way = f"is_kafka AND {halves} AND request_segment_count + response_segment_count > 0"
-    reasons = (
-        (UNREAD_TLS, INFO, "with TLS that was not decrypted: only their handshakes are known. A "
-         "key log decrypts them (--keylog FILE)."),
-        (one_way, WARN, "captured in one direction: latency is unknown, and so are errors without "
-         "responses."),
-        ("NOT EXISTS (FROM sessions WHERE is_kafka OR is_tls)", INFO, "without any Kafka traffic."),
-    )  # fmt: skip
-    for condition, severity, reason in reasons:
+    no_kafka = "NOT EXISTS (FROM sessions WHERE is_kafka OR is_tls)"
+    reasons = {
+        UNREAD_TLS: "with TLS that was not decrypted: only their handshakes are known. A key log "
+        "decrypts them (--keylog FILE).",
+        one_way: "captured in one direction: latency is unknown, and so are errors without "
+        "responses.",
+        no_kafka: "without any Kafka traffic.",
+    }
+    for condition, reason in reasons.items():
         for row in evidence.rows(
             f"""
             SELECT count(*) AS connections, min(first_time) AS start, max(last_time) AS stop,
@@ -270,6 +271,7 @@ def capture_unread(evidence: Evidence) -> Iterator[Incident]:
             """
         ):
             text = f"{plural(row['connections'], 'connection')} {reason}"
+            severity = WARN if condition == one_way else INFO
             yield evidence.incident(row, severity, evidence.captures, text)
 
 

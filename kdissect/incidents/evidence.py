@@ -12,9 +12,9 @@ from typing import Any
 
 from kdissect.incidents.incident import EVIDENCE_MAX, Incident
 from kdissect.sql import Database
+from kdissect.tables.schemas import Row
 from kdissect.text import shell_word
 
-Row = dict[str, Any]
 # A broker holds back the responses of these until records or members arrive, so that a request
 # without a response is no sign of a fault until its time is over.
 HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kdissect.tables.arrow_arrays import TIME_TYPE
+from kdissect.tables.schemas import Row
 from kdissect.text import rfc3339, visible
 
 # bad: requests failed, records were lost, or clients stood still. warn: clients lost time.
@@ -113,7 +114,7 @@ def _rank(one: Incident) -> tuple[int, datetime, str, str]:
     return SEVERITIES.index(one.severity), one.start, one.kind, one.subject
 
 
-def json_rows(table: pa.Table) -> list[dict[str, Any]]:
+def json_rows(table: pa.Table) -> list[Row]:
     """Return rows of `incidents` as JSON has them.
 
     Times are RFC 3339. Ids are texts, because they exceed the integers of many JSON readers.

@@ -25,7 +25,6 @@ upgraded with the cluster. `kdissect.protocol.releases` has the versions of each
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
@@ -35,21 +34,19 @@ from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
+from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import json_value
 
-Row = dict[str, Any]
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
 MAGIC_2_PRODUCE = 3  # the first Produce version with magic 2 only
 # Requests of these APIs fail without harm: the client uses another API, or does without.
-DISPENSABLE_APIS = frozenset(
-    {
-        ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE
-    }
-)  # fmt: skip
+DISPENSABLE_APIS = (
+    *(ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY),
+    *(ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE),
+)
 # APIs that are off by default: (first release that enables it in new clusters, setting). KIP-848,
 # KIP-932.
 SETTINGS = {
@@ -68,7 +65,7 @@ _COLUMNS = (
 _MEMBERSHIP = tuple(map(int, (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)))
 
 
-def assess(database: Database, target: str) -> dict[str, Any]:
+def assess(database: Database, target: str) -> Row:
     """Return a JSON document: the clients that would break on the release `target` (``4.0``).
 
     database: with the tables of `make_requests`.
@@ -96,7 +93,7 @@ def assess(database: Database, target: str) -> dict[str, Any]:
     verdict = _worst(each["verdict"] for each in clients)
     if verdict == OK and (unseen["tls_connection_count"] or not clients):
         verdict = UNKNOWN
-    document: dict[str, Any] = {
+    document: Row = {
         "format_version": _FORMAT_VERSION,
         "target": target,
         "release": release,

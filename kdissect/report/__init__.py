@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kdissect import __version__
 from kdissect import text as f
@@ -39,6 +39,7 @@ from kdissect.sql import Database
 from kdissect.sql.formats import write_csv_file
 from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
+from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import json_value
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
     return document
 
 
-def _incidents(database: Database) -> list[dict[str, Any]]:
+def _incidents(database: Database) -> list[Row]:
     """Return the incidents as JSON has them, each with its `cost` in words and its first packet."""
     rows = json_rows(find_incidents(database))
     ids = {row["evidence"]["exchange_ids"][0] for row in rows if row["evidence"]["exchange_ids"]}

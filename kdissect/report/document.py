@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kdissect.charts import Chart
 from kdissect.report.page_tables import TABLES, PageTable
 from kdissect.sql import Database
+from kdissect.tables.schemas import Row
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 ANSWERS_MIN = 20  # fewer say little of a percentile
 
-Document = dict[str, Any]
-Row = dict[str, Any]
+Document = Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Listing:
     """
 
     name: str
-    rows: Any
+    rows: Sequence[Row] | Document
     number: str = ""
     caption: str = ""
     limit: int = PAGE_ROWS

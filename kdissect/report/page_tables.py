@@ -6,9 +6,8 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
-from kdissect.tables.schemas import FIXED_TABLES, meaning_of
+from kdissect.tables.schemas import FIXED_TABLES, Row, meaning_of
 
 TIMES = frozenset(("time", "day"))
 _NUMBERS = frozenset(("count", "bytes", "ms", "decimal", "duration", "share", "ratio"))
@@ -51,7 +50,7 @@ def _sentence(meaning: str) -> str:
     return f"{meaning[0].upper()}{meaning[1:]}."
 
 
-def _columns(declared: dict[str, Any]) -> tuple[Column, ...]:
+def _columns(declared: Row) -> tuple[Column, ...]:
     columns = []
     for word in declared["columns"].split():
         key = word.rstrip("*")

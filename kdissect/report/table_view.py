@@ -9,6 +9,7 @@ from typing import Any
 from kdissect import text as f
 from kdissect.report.document import Listing
 from kdissect.report.page_tables import TIMES, Column
+from kdissect.tables.schemas import Row
 from kdissect.text import visible
 
 WORD_MAX = 28  # characters; longer words may be broken
@@ -18,7 +19,6 @@ _COLUMNS_MAX = 6  # of a table that is one without scripts too
 _TEXT_MAX = 1000
 _HEAD_TEXT = 64
 
-Row = Mapping[str, Any]
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "count": f.count,
@@ -73,7 +73,7 @@ class View:
 
 
 def view(
-    listing: Listing, captures: Mapping[Any, str], csv: str | None, *, dated: bool
+    listing: Listing, captures: Mapping[object, str], csv: str | None, *, dated: bool
 ) -> View | None:
     """The first rows of a listing as the page has them; None without rows.
 
@@ -108,12 +108,12 @@ def view(
     )
 
 
-def _has(value: Any) -> bool:
+def _has(value: object) -> bool:
     return value is not None and value not in ([], "", 0)
 
 
 def _cell(
-    row: Row, column: Column, top: float | None, captures: Mapping[Any, str], dated: bool
+    row: Row, column: Column, top: float | None, captures: Mapping[object, str], dated: bool
 ) -> Cell:
     value = row.get(column.key)
     kind = column.kind
@@ -144,7 +144,7 @@ def _text_cell(kind: str, text: str, note: str = "") -> Cell:
     return Cell(kind, text or f.NONE, text, note=note)
 
 
-def _packet(row: Row, value: Any, captures: Mapping[Any, str]) -> Cell:
+def _packet(row: Row, value: str | float | None, captures: Mapping[object, str]) -> Cell:
     """Wireshark's display filter for a packet, and the file when there are several."""
     if value is None:
         return Cell("text", f.NONE)

@@ -13,6 +13,7 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS, Reader, read_uvarint
 from kdissect.errors import DecodeError
 from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import Definition, Type
+from kdissect.tables.schemas import Row
 
 Path = tuple[str | int, ...]
 TAG_COUNT = "tagged fields"  # what stands in front of them
@@ -86,9 +87,7 @@ class ByteTree(Reader):
         self.nodes[-1].count, after = super().count(slot, data, pos)
         return self.nodes[-1].count, after
 
-    def element(
-        self, of: Layout, index: int, data: memoryview, pos: int
-    ) -> tuple[dict[str, Any], int]:
+    def element(self, of: Layout, index: int, data: memoryview, pos: int) -> tuple[Row, int]:
         node = self._open(index, pos)
         values, node.end = super().element(of, index, data, pos)
         self._path = node.path[:-1]
@@ -132,7 +131,7 @@ def value_nodes(value: Any, path: Path, pos: int) -> Iterator[Node]:
                 yield from value_nodes(item, (*path, step), pos)
 
 
-def value_at(values: Any, path: Path) -> Any:
+def value_at(values: object, path: Path) -> object:
     """The value at a path in nested dicts and lists; None if there is none."""
     for step in path:
         if isinstance(values, Mapping):

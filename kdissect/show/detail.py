@@ -7,7 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -26,6 +25,7 @@ from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at, value_nodes
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_chunk import FrameBuffer
+from kdissect.tables.schemas import Row
 from kdissect.tables.topics import METADATA_TOPIC
 from kdissect.text import rfc3339, visible
 
@@ -59,7 +59,7 @@ class Detailer:
             message = _MessageView(self._options, frames, row, side, bodies[side], holds_metadata)
             yield from self._tree(message)
 
-    def _decoded_inside(self, frames: FrameBuffer, row: int) -> list[Any]:
+    def _decoded_inside(self, frames: FrameBuffer, row: int) -> list[Row | None]:
         """Request and response body as dicts, with the messages decoded from their bytes fields.
 
         None for a body without such fields. Examples are a member's subscription and assignment.
@@ -75,7 +75,7 @@ class Detailer:
             bodies.append(column)
         reveal = self._options.reveal_secrets
         request, response, _ = add_decoded(api_key, bodies[0], bodies[1], reveal)
-        decoded: list[Any] = []
+        decoded: list[Row | None] = []
         for side, column in enumerate((request, response)):
             if column.type.equals(bodies[side].type):
                 decoded.append(None)
@@ -176,7 +176,7 @@ class _MessageView:
         frames: FrameBuffer,
         row: int,
         side: int,
-        inside: Any,
+        inside: Row | None,
         holds_metadata: bool,
     ) -> None:
         exchange = frames.exchanges[row]
@@ -188,7 +188,7 @@ class _MessageView:
         self._is_token = bool(exchange["is_sasl_token"])
         self._is_whole = bool(exchange[SIDES[side]]["is_whole"])
         self._inside, self._holds_metadata = inside, holds_metadata
-        self._structs: dict[Path, dict[str, Any]] = defaultdict(dict)  # their plain values
+        self._structs: dict[Path, Row] = defaultdict(dict)  # their plain values
         self._is_faulty = False
 
     def nodes(self) -> list[Node]:
@@ -261,7 +261,7 @@ class _MessageView:
         is_records = node.is_records or self._api_key in (0, 1, 59, 78)
         return is_records and (is_metadata or self._options.payload != "full")
 
-    def _decoded_value(self, node: Node) -> Any:
+    def _decoded_value(self, node: Node) -> object:
         """The message decoded from a bytes field, None if the field contains no message."""
         if self._inside is None or not node.is_leaf or node.path[0] != "body":
             return None
@@ -269,7 +269,7 @@ class _MessageView:
         return value_at(self._inside, (*outer, f"{name}{DECODED}")) or None
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A value on one line, safe for a terminal."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,7 +66,7 @@ class LineMaker:
     def _column(self, rows: pa.Table) -> pa.Array:
         table = text_columns.plain(rows)
         *columns, last = self._layout.columns
-        parts: list[Any] = []
+        parts: list[pa.Array | str] = []
         for column in columns:
             parts += [self._cell(table, column), GAP]
         if last.name == "detail":
@@ -77,7 +75,7 @@ class LineMaker:
             parts.append(self._cell(table, last))
         return pc.utf8_rtrim(joined(*parts), " ")
 
-    def _cell(self, table: pa.RecordBatch, column: ShownColumn) -> Any:
+    def _cell(self, table: pa.RecordBatch, column: ShownColumn) -> pa.Array:
         """A column's text, as wide as it is; cut where the line has an end."""
         if column.name in COMPOSED:
             shown = getattr(self, f"_{column.name}")(table)
@@ -104,7 +102,7 @@ class LineMaker:
         is_whole = pc.equal(cut, plain)
         return pc.if_else(is_whole, painted, cut)
 
-    def _painted(self, part: Any, colour: str) -> Any:
+    def _painted(self, part: pa.Array | str, colour: str) -> pa.Array:
         if not self._colour:
             return part
         if isinstance(part, str):
@@ -210,7 +208,7 @@ class LineMaker:
 
     def _faults(self, table: pa.RecordBatch) -> pa.Array:
         """The text of each row's problems: errors, throttling, missing or undecodable messages."""
-        parts: list[Any] = []
+        parts: list[pa.Array | str] = []
         codes = table["error_codes"]
         wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)
         if pc.any(wrong).as_py():
@@ -234,7 +232,7 @@ class LineMaker:
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)
 
-    def _queued(self, table: pa.RecordBatch) -> Any:
+    def _queued(self, table: pa.RecordBatch) -> pa.Array:
         """The wait for earlier requests of the connection, if it is long."""
         queued = table["queued_ms"]
         value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +12,7 @@ from kdissect.pipeline.options import Options
 from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Exchanges, Listed
+from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import COMPACT, json_objects
 from kdissect.text import display_width, shortened
 
@@ -70,7 +70,7 @@ _COLOUR = re.compile("\x1b\\[[0-9]*m")
 _TIMES = ("upload_ms", "queued_ms", "service_ms", "download_ms")
 
 
-def _time_line(row: dict[str, Any]) -> str:
+def _time_line(row: Row) -> str:
     """Return the line of an answered exchange's times."""
     spans = [
         f"{name.removesuffix('_ms')} {'unknown' if row[name] is None else f'{row[name]:.3f} ms'}"
@@ -80,7 +80,7 @@ def _time_line(row: dict[str, Any]) -> str:
     return f"  time: {', '.join(spans)}; {kind}"
 
 
-def _connection_line(row: dict[str, Any]) -> str:
+def _connection_line(row: Row) -> str:
     """Return the line of a connection's handshake and round-trip times."""
     parts = []
     if row["proxied_from"] is not None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.show import style
 from kdissect.show.detail import bytes_text, value_text
+from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import json_value
 from kdissect.text import visible
 
 VALUE_SHOWN = 400  # bytes of a key or a value; how many more there are is said
 HEADER_SHOWN = 64
-
-Row = dict[str, Any]
 
 
 class Records:
@@ -114,7 +112,7 @@ def _data(data: bytes | None, most: int = VALUE_SHOWN) -> str:
     return "null" if data is None else bytes_text(data, most)
 
 
-def _shown(item: Any) -> str:
+def _shown(item: object) -> str:
     if isinstance(item, dict):
         item = {name: each for name, each in item.items() if each is not None}
     return value_text(item)

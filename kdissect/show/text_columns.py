@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -62,7 +60,7 @@ def stored(array: pa.Array) -> pa.Array:
     return visible_column(array.cast(pa.string())).fill_null("-")
 
 
-def joined(*parts: Any) -> pa.Array:
+def joined(*parts: pa.Array | pa.Scalar | str) -> pa.Array:
     """Strings put together row by row; null counts as empty."""
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="")
 

@@ -7,28 +7,13 @@ whose rows have its session id and an epoch range that includes its epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from kdissect.stories.fetch_messages import Ask
-from kdissect.tables.schemas import FETCH_SESSIONS, table_of_rows
+from kdissect.tables.schemas import FETCH_SESSIONS, Row, table_of_rows
 
 KNOWN, _UNKNOWN = "known", "unknown"
-
-
-class _FetchStep(NamedTuple):
-    """The columns of FETCH_STEPS that are read."""
-
-    broker: str
-    session_id: int
-    time_ns: int
-    order: int
-    exchange_id: int
-    client_id: str | None
-    epoch: int
-    topic: str
-    partition: int
 
 
 @dataclass(slots=True)
@@ -38,7 +23,7 @@ class _OpenSession:
     state: str
     last_epoch: int
     last_ns: int
-    stays: dict[tuple[str, int], dict[str, Any]]
+    stays: dict[tuple[str, int], Row]
 
     def end(self) -> None:
         """Set the end of all partitions that are still requested."""
@@ -49,12 +34,11 @@ class _OpenSession:
 
 def fetch_sessions_table(events: pa.Table) -> pa.Table:
     """`fetch_sessions` from FETCH_STEPS in order of time."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     sessions: dict[tuple[str, int], _OpenSession] = {}
-    columns = (events[name].to_pylist() for name in _FetchStep._fields)
-    for event in map(_FetchStep._make, zip(*columns, strict=True)):
-        key = event.broker, event.session_id
-        ask, epoch, time_ns = event.order, event.epoch, event.time_ns
+    for event in events.to_pylist():
+        key = event["broker"], event["session_id"]
+        ask, epoch, time_ns = event["order"], event["epoch"], event["time_ns"]
         session = sessions.get(key)
         if ask == Ask.START or session is None:
             if session is not None:
@@ -64,12 +48,12 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
         if ask == Ask.CLOSE:
             sessions.pop(key).end()
             continue
-        place = event.topic, event.partition
+        place = event["topic"], event["partition"]
         if ask == Ask.FORGET:
             row = session.stays.pop(place, None)
             if row is not None:
                 row["last_epoch"], row["last_time"] = epoch - 1, time_ns
-                row["end_exchange_id"] = event.exchange_id
+                row["end_exchange_id"] = event["exchange_id"]
         if epoch >= session.last_epoch:
             session.last_epoch, session.last_ns = epoch, time_ns
         if ask == Ask.ADD and place not in session.stays:
@@ -80,18 +64,18 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
     return table_of_rows(FETCH_SESSIONS, rows)
 
 
-def _row(event: _FetchStep, state: str) -> dict[str, Any]:
-    ip, _, port = event.broker.rpartition(" ")
+def _row(event: Row, state: str) -> Row:
+    ip, _, port = event["broker"].rpartition(" ")
     return {
         "broker_ip": ip,
         "broker_port": int(port),
-        "session_id": event.session_id,
-        "client_id": event.client_id,
+        "session_id": event["session_id"],
+        "client_id": event["client_id"],
         "state": state,
-        "topic": event.topic,
-        "partition": event.partition,
-        "first_epoch": event.epoch,
-        "first_time": event.time_ns,
-        "exchange_id": event.exchange_id,
+        "topic": event["topic"],
+        "partition": event["partition"],
+        "first_epoch": event["epoch"],
+        "first_time": event["time_ns"],
+        "exchange_id": event["exchange_id"],
         "end_exchange_id": None,
     }

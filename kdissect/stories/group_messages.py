@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from kdissect.stories.events import (
     story,
 )
 from kdissect.tables.message_chunk import MessageChunk
+from kdissect.tables.schemas import Row
 from kdissect.tables.topics import TopicNames
 
 EPOCH_HEARTBEATS = (
@@ -44,8 +44,8 @@ GROUP_APIS = (
     *EPOCH_HEARTBEATS,
 )
 
-Body = dict[str, Any]
-GroupFacts = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, other facts
+Body = Row
+GroupFacts = tuple[str | None, int | None, Body]  # member id, generation, other facts
 
 
 def group_events(messages: MessageChunk) -> Iterator[pa.Table]:
@@ -142,7 +142,7 @@ def _join(request: Body, response: Body | None) -> GroupFacts:
 
 
 def _sync(request: Body, response: Body | None) -> GroupFacts:
-    data: dict[str, Any] = {"gives": [one["member_id"] for one in request["assignments"] or ()]}
+    data: Body = {"gives": [one["member_id"] for one in request["assignments"] or ()]}
     if response is not None:
         data["assigned"] = _assigned(request["protocol_type"], response["assignment"])
     return request["member_id"], request["generation_id"], data
@@ -164,7 +164,7 @@ def _leaves(request: Body, response: Body | None) -> Iterator[GroupFacts]:
 def _epoch_heartbeat(
     api_key: int, request: Body, response: Body | None, topic_names: TopicNames
 ) -> GroupFacts:
-    data: dict[str, Any] = {
+    data: Body = {
         "epoch": request["member_epoch"],
         "instance": request.get("instance_id"),
         "subscribed": request.get("subscribed_topic_names"),

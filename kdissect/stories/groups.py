@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -25,10 +25,8 @@ import pyarrow as pa
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.stories.events import NO_TIME
-from kdissect.stories.group_messages import EPOCH_HEARTBEATS, Places, places
-from kdissect.tables.schemas import GROUP_EVENTS, table_of_rows
-
-Row = dict[str, Any]  # of `group_events`; time in nanoseconds since 1970
+from kdissect.stories.group_messages import EPOCH_HEARTBEATS, Body, Places, places
+from kdissect.tables.schemas import GROUP_EVENTS, Row, table_of_rows
 
 CLASSIC = "classic"
 TYPES: dict[int, str] = {
@@ -58,7 +56,7 @@ class _Event:
     member_id: str | None
     generation: int | None
     error_code: int | None
-    data: dict[str, Any]
+    data: Body
 
     @property
     def answer_ns(self) -> int:
@@ -115,7 +113,7 @@ def group_events_table(events: pa.Table) -> pa.Table:
     return table_of_rows(GROUP_EVENTS, rows)
 
 
-def _row(event: _Event, group_type: str, name: str, parts: list[str], **others: Any) -> Row:
+def _row(event: _Event, group_type: str, name: str, parts: list[str], **others: object) -> Row:
     """Return a row about an event. others: columns with other values than the event has."""
     return {
         "group_id": event.group_id,
@@ -132,12 +130,11 @@ def _row(event: _Event, group_type: str, name: str, parts: list[str], **others: 
 
 
 def _whole(
-    event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str],
-    duration_ms: float | None = None,
-) -> Row:  # fmt: skip
+    event: _Event, group_type: str, name: str, number: int, parts: list[str], **others: object
+) -> Row:
     """Return a row about the whole group, derived from an event of one member."""
-    values = {"time": time_ns, "generation": number, "duration_ms": duration_ms}
-    return _row(event, group_type, name, parts, member_id=None, client_id=None, **values)
+    of_group = {"member_id": None, "client_id": None, "duration_ms": None, "generation": number}
+    return _row(event, group_type, name, parts, **(of_group | others))
 
 
 def _group_rows(events: list[_Event]) -> Iterator[Row]:
@@ -195,7 +192,7 @@ def _own_rows(event: _Event, group_type: str) -> Iterator[Row]:
         yield row("commit_error", [data["refused"] or _error(event)])
 
 
-def _heartbeat_rows(event: _Event, row: Any) -> Iterator[Row]:
+def _heartbeat_rows(event: _Event, row: Callable[..., Row]) -> Iterator[Row]:
     data = event.data
     refused = [_error(event), data.get("message") or ""]
     if data["epoch"] == 0:
@@ -315,7 +312,7 @@ def _generation_rows(
         ]
         if not good:
             parts.append("no sync was captured" if is_last else "did not become stable")
-        yield _whole(first, CLASSIC, first.time_ns, "rebalance", generation.number, parts, duration)
+        yield _whole(first, CLASSIC, "rebalance", generation.number, parts, duration_ms=duration)
     if good and ended is not None:
         synced = {sync.member_id or "": sync.data.get("assigned", "") for sync in good}
         shares = [f"{member}: {assigned}" for member, assigned in sorted(synced.items())]
@@ -323,7 +320,7 @@ def _generation_rows(
         parts = ["; ".join(shares)]
         if missing:
             parts.append(f"without a sync: {', '.join(missing)}")
-        yield _whole(ended, CLASSIC, ended.answer_ns, "stable", generation.number, parts)
+        yield _whole(ended, CLASSIC, "stable", generation.number, parts, time=ended.answer_ns)
 
 
 def _count(members: list[str]) -> str:
@@ -455,5 +452,5 @@ def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[Row]:
             f"{name}: {'unknown' if given is None else places(given)}"
             for name, given in sorted(epoch.shares.items())
         ]
-        yield _whole(last, group_type, last.answer_ns, "stable", epoch.number, shares)
-    yield _whole(first, group_type, first.time_ns, "rebalance", epoch.number, parts, duration)
+        yield _whole(last, group_type, "stable", epoch.number, shares, time=last.answer_ns)
+    yield _whole(first, group_type, "rebalance", epoch.number, parts, duration_ms=duration)

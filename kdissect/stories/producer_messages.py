@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from kdissect.stories.events import (
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import first_match
 from kdissect.tables.records import FROM_PRODUCE
+from kdissect.tables.schemas import Row
 
 _ONE_ROW = {
     ApiKey.ADD_OFFSETS_TO_TXN: ProducerStep.ADD_OFFSETS,
@@ -134,7 +134,7 @@ def _one_row(messages: MessageChunk, api_key: int, step: ProducerStep) -> Iterat
     )
 
 
-def _offsets(requests: list[Any], responses: list[Any]) -> pa.Array:
+def _offsets(requests: list[Row], responses: list[Row | None]) -> pa.Array:
     """Return JSON of the offsets that the responses of TxnOffsetCommit accepted."""
     offset_texts = []
     for request, response in zip(requests, responses, strict=True):
@@ -144,8 +144,8 @@ def _offsets(requests: list[Any], responses: list[Any]) -> pa.Array:
             for partition in topic["partitions"] or ()
             if partition["error_code"]
         }
-        offsets: list[list[Any]] = [
-            [request["group_id"], topic["name"], partition["partition_index"], offset]
+        offsets = [
+            (request["group_id"], topic["name"], partition["partition_index"], offset)
             for topic in request["topics"] or ()
             for partition in topic["partitions"] or ()
             if (topic["name"], partition["partition_index"]) not in refused
@@ -165,7 +165,7 @@ def _add_partitions(messages: MessageChunk) -> Iterator[pa.Table]:
     whole = messages.errors(api_key, rows).to_pylist()
     picked: list[int] = []
     order: list[int] = []
-    added: list[dict[str, Any]] = []
+    added: list[Row] = []
     for at, (request, answer) in enumerate(zip(body.to_pylist(), answers, strict=True)):
         errors = _partition_errors(answer)
         for number, event in enumerate(_added(request)):
@@ -183,7 +183,7 @@ def _add_partitions(messages: MessageChunk) -> Iterator[pa.Table]:
         yield story("producers", **where, **columns)
 
 
-def _added(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _added(request: Row) -> Iterator[Row]:
     """Yield the partitions of a request, each with its `key` in the response."""
     old = {
         name: request[f"v3_and_below_{name}"]
@@ -205,7 +205,7 @@ def _added(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _partition_errors(answer: dict[str, Any] | None) -> dict[tuple[str, str, int], int]:
+def _partition_errors(answer: Row | None) -> dict[tuple[str, str, int], int]:
     """(transactional id, topic, partition) -> error of a response; no id before version 4."""
     if answer is None:
         return {}

@@ -129,6 +129,7 @@ def fixed_tables(decode_values: str | None = None) -> dict[str, pa.Schema]:
 
 # A column: an Arrow array, a list, or a NumPy array, alone or with a bool array of the values that
 # are not null.
+Row = dict[str, Any]  # the values of a row, or of a part of a JSON document, by name
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | list[Any] | Ints | tuple[Ints, Bools]"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect import text as f
 from kdissect.charts import Chart, group_events
 from kdissect.report.document import (
@@ -12,12 +10,12 @@ from kdissect.report.document import (
     Document,
     Listing,
     Options,
-    Row,
     Section,
     Story,
     listed,
 )
 from kdissect.sql import Database
+from kdissect.tables.schemas import Row
 from kdissect.text import visible
 
 _SHOWN_GROUPS = 6
@@ -62,7 +60,7 @@ def collect(database: Database, _: Options) -> Document:
     }
 
 
-def _timeline(database: Database, group: Row) -> dict[str, Any]:
+def _timeline(database: Database, group: Row) -> Row:
     key = [group["group_id"], group["group_type"]]
     same = "g.group_id IS NOT DISTINCT FROM ? AND g.group_type IS NOT DISTINCT FROM ?"
     events = database.rows(
@@ -152,7 +150,7 @@ def _with_reason(rebalance: Row) -> Row:
     return {**rebalance, "detail": members.rstrip("; "), "why": why}
 
 
-def _timeline_blocks(timeline: dict[str, Any], number: int) -> list[Block]:
+def _timeline_blocks(timeline: Row, number: int) -> list[Block]:
     blocks: list[Block] = [_chart(timeline, number)]
     shown = len(timeline["events"])
     if timeline["total"] > shown:
@@ -168,7 +166,7 @@ def _timeline_blocks(timeline: dict[str, Any], number: int) -> list[Block]:
     return blocks
 
 
-def _chart(timeline: dict[str, Any], number: int) -> Chart:
+def _chart(timeline: Row, number: int) -> Chart:
     """A lane for the group and for each member, with its events and their durations."""
     rows = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
     members = len({event["lane"] for event in rows} - {"group"})

@@ -16,8 +16,6 @@ not count.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect import text as f
 from kdissect.charts import Chart, Columns, load
 from kdissect.protocol.api_keys import ApiKey
@@ -232,7 +230,7 @@ def _make_log_ends(database: Database) -> None:
     )
 
 
-def _over_time(database: Database) -> dict[str, list[Any]]:
+def _over_time(database: Database) -> Columns:
     """The sum of a group's lags at the end of each slice, each partition's last commit counting."""
     columns = database.table(
         f"""

@@ -6,13 +6,12 @@ beside them. `latency_p95` includes the wait behind earlier requests of the conn
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect import text as f
 from kdissect.charts import WAIT_NAMES, Chart, load, percentile_ranges
 from kdissect.report.document import LISTS, Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile, quantiles
+from kdissect.tables.schemas import Row
 
 BINS_PER_DECADE = 10
 _SLOWEST = 25
@@ -24,7 +23,7 @@ BY = {"apis": "api", "clients": "client_id, client_ip", "brokers": "broker"}
 
 def collect(database: Database, _: Options) -> Document:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
-    document: dict[str, Any] = {}
+    document: Row = {}
     for name, keys in BY.items():
         _make_table(database, name, keys)
         document[name] = listed(database, LISTS[f"latency_{name}"])
@@ -105,7 +104,7 @@ def section(document: Document) -> Section:
     return Section("latency", "Latency", blocks)
 
 
-def _histogram(d: dict[str, Any]) -> Chart | None:
+def _histogram(d: Row) -> Chart | None:
     """Counts by service time and wait, for all APIs or one."""
     if not d["bin"]:
         return None
@@ -140,7 +139,7 @@ def _edge(bin_: int) -> float:
     return float(f"{10 ** (bin_ / BINS_PER_DECADE):.4g}")
 
 
-def _clients(rows: list[dict[str, Any]]) -> Chart | None:
+def _clients(rows: list[Row]) -> Chart | None:
     """p50 to p99 of the clients with the highest p95."""
     shown = [row for row in rows if not row["is_broker"] and row["p50"] is not None]
     shown = shown[:_CLIENTS_SHOWN]
