@@ -48,7 +48,7 @@ def replay_command(
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
     from kdissect.replay.model import PlanOptions
-    from kdissect.replay.output.console import ReplayProgress
+    from kdissect.replay.output.console import progress
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
     from kdissect.replay.workload.source import load_workload
@@ -67,7 +67,7 @@ def replay_command(
     reference = _target("--against", compared.against, access)
     output.check()
 
-    with ReplayProgress(shown=not quiet), logged_step("load workload") as counts:
+    with progress(shown=not quiet), logged_step("load workload") as counts:
         workload = load_workload(
             source,
             ports=port or (),
@@ -168,16 +168,16 @@ def _run(
 ) -> Results:
     import asyncio
 
-    from kdissect.replay.output.console import ReplayProgress
+    from kdissect.replay.output.console import progress
     from kdissect.replay.running.session import replay
     from kdissect.replay.target.guard import check_address
 
     for broker in (target, reference):
         if broker is not None:
             check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
-    with ReplayProgress(shown=not quiet) as progress, logged_step("replay") as counts:
+    with progress(shown=not quiet) as watch, logged_step("replay") as counts:
         results = asyncio.run(
-            replay(plan, target, options, reference, progress.watch, None if quiet else say)
+            replay(plan, target, options, reference, watch, None if quiet else say)
         )
         counts["sent"] = results.sent_count
     return results

@@ -51,7 +51,7 @@ def _two_records_lost(data: bytes) -> bytes:
 
 
 def _shorter(batch: Batch) -> bytes:
-    header, rows = batch.header, batch.rows()
+    header, rows = batch.header, list(batch.rows().values())
     if len(rows) < 4 or _has(batch.data, _CODECS | _CONTROL):
         return batch.data
     return encode_batch(

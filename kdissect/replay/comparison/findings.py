@@ -32,18 +32,9 @@ from kdissect.protocol.releases import (
     releases_offering,
     spoken_versions,
 )
+from kdissect.replay import model
 from kdissect.replay.fields import Match, told
-from kdissect.replay.model import (
-    ABSENT,
-    PRODUCE,
-    TRANSACTIONS,
-    Difference,
-    Outcome,
-    Resource,
-    Step,
-    Verdict,
-    Workload,
-)
+from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Step, Verdict
 from kdissect.replay.workload.messages import entries, response_of
 
 _SETTINGS_MAX = 4
@@ -98,7 +89,7 @@ def changes() -> tuple[Cause, ...]:
     found = []
     for row in _rows("change", "release_changes.toml"):
         for config, (then, *now) in row.pop("defaults", {}).items():
-            value = {"path": "*.configs[].value", "captured": [then], "answered": now}
+            value = {"path": ["*.configs[].value"], "captured": [then], "answered": now}
             found.append(_cause({**row, **value, "keys": [config]}))
         if "path" in row:
             found.append(_cause(row))
@@ -112,15 +103,14 @@ def _rows(kind: str, name: str) -> list[dict[str, Any]]:
 
 
 def _cause(row: dict[str, Any]) -> Cause:
-    path, since = row.get("path", "*error_code"), row.get("since", ())
     names = ("apis", "keys", "captured", "answered")
     return Cause(
-        paths=(path,) if isinstance(path, str) else tuple(path),
+        paths=tuple(row.get("path", ["*error_code"])),
         text=row["text"],
         settings=tuple(row.get("settings", ())),
         follows=row.get("follows", False),
         needs_releases=row.get("releases", False),
-        since=tuple(map(release_number, [since] if isinstance(since, str) else since)),
+        since=tuple(map(release_number, row.get("since", ()))),
         kip=row.get("kip", ""),
         **{name: frozenset(map(told, row.get(name, ()))) for name in names},
     )
@@ -180,7 +170,7 @@ def _minor(releases: tuple[str, ...]) -> str:
     return " or ".join(minors) if len(minors) <= 2 else ""
 
 
-def captured_ranges(workload: Workload) -> Ranges:
+def captured_ranges(workload: model.Workload) -> Ranges:
     """API key -> (first, last) version that a captured broker offered clients; the longest list."""
     ranges: dict[int, tuple[int, int]] = {}
     for exchange in workload.exchanges():
@@ -361,7 +351,7 @@ def _rank(outcome: Outcome, one: Difference) -> int:
     """How much a difference would hurt: 0 most. Refused writes, records, groups and commits,
     topics, configs, other answers, versions."""
     step, is_code = outcome.step, one.place.endswith("error_code")
-    if is_code and step.step_class in (PRODUCE, TRANSACTIONS):
+    if is_code and step.step_class in (model.PRODUCE, model.TRANSACTIONS):
         return 0
     if "records" in one.place or one.place.endswith("base_offset"):
         return 1

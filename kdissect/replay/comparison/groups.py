@@ -231,7 +231,5 @@ def _silences(group: _AssignedGroup) -> Iterator[int]:
 
 def _last(assignments: Iterable[list[Share] | None]) -> list[Share]:
     """The last assignment; an answer without one leaves it as it was."""
-    last: list[Share] = []
-    for shares in assignments:
-        last = last if shares is None else shares
-    return last
+    given = [each for each in assignments if each is not None]
+    return given[-1] if given else []

@@ -20,24 +20,14 @@ from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.comparison.normal_form import Found, Normaliser, RequestNames, compare
-from kdissect.replay.comparison.terms import Terms
+from kdissect.replay.comparison.terms import Terms, is_set
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
-from kdissect.replay.model import (
-    ABSENT,
-    Difference,
-    Judgement,
-    Log,
-    Outcome,
-    SkipCode,
-    Step,
-    Verdict,
-)
+from kdissect.replay.model import Difference, Judgement, Log, Outcome, SkipCode, Step, Verdict
 from kdissect.replay.translation.id_map import IdMap
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
 _EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transactions")
-_NOTHING = (None, "", b"", ABSENT)
 
 Body = dict[str, Any]
 
@@ -47,10 +37,9 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
     if rule.kind is FieldKind.IGNORE:
         return rule.is_own
     if rule.kind is FieldKind.TOLERANCE:
-        c, a = one.captured, one.answered
-        if not isinstance(c, (int, float)) or not isinstance(a, (int, float)):
+        if (distance := _distance(one)) is None:
             return False
-        return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
+        return distance <= max(rule.absolute, rule.relative * abs(one.captured))
     return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
 
 
@@ -230,14 +219,13 @@ class NoisyField:
     def add(self, one: Difference) -> None:
         self.count += 1
         self.values |= {told(one.captured), told(one.answered)}
-        if _are_numbers(one):
-            self.spread = max(self.spread, abs(one.answered - one.captured))
+        self.spread = max(self.spread, _distance(one) or 0)
 
     def allows(self, one: Difference) -> bool:
-        if _are_numbers(one):
-            return bool(abs(one.answered - one.captured) <= self.spread)
+        if (distance := _distance(one)) is not None:
+            return distance <= self.spread
         is_random = len(self.values) == 2 * self.count
-        return told(one.answered) in self.values or (is_random and one.answered not in _NOTHING)
+        return told(one.answered) in self.values or (is_random and is_set(one.answered))
 
 
 class Noise:
@@ -278,6 +266,9 @@ def is_evidence(place: str) -> bool:
     return any(word in place for word in _EVIDENCE)
 
 
-def _are_numbers(one: Difference) -> bool:
-    values: tuple[Any, Any] = one.captured, one.answered
-    return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values)
+def _distance(one: Difference) -> float | None:
+    """Between two numbers; None for other values."""
+    values = one.captured, one.answered
+    if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in values):
+        return None
+    return float(abs(one.answered - one.captured))

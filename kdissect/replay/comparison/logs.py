@@ -26,23 +26,13 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, headers, is_sealed
-from kdissect.replay.comparison.records import (
-    NO_RECORDS,
-    PLACE,
-    Batch,
-    LogRecords,
-    RecordCount,
-    ToTarget,
-    batches_of,
-    have_same_content,
-    in_log,
-)
+from kdissect.replay.comparison import records
 from kdissect.replay.comparison.replies import Body, Contradiction, Readers, Reply
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import Log
 from kdissect.replay.workload.messages import EARLIEST, LATEST, entries, response_of
 
-LAG_NS = 5_000_000_000  # until every broker shows a change
+LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
 _READ_COMMITTED, _ACKS_ALL = 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _PRODUCED, _FETCHED, _LISTED = (
@@ -73,7 +63,7 @@ class _Reading(NamedTuple):
     place: str
 
     def below(self, log: Log, least: Any, note: str) -> Contradiction:
-        return self.reply.wrong(in_log(log, self.place, least, self.offset, note))
+        return self.reply.wrong(records.in_log(log, self.place, least, self.offset, note))
 
 
 @dataclass(slots=True)
@@ -98,7 +88,7 @@ class _Fetched:
     log: Log
     reply: Reply
     body: Body
-    batches: list[Batch]
+    batches: list[records.Batch]
     fetch_offset: int
     is_committed: bool
 
@@ -109,7 +99,9 @@ class _Fetched:
 
     def wrong(self, offset: int, c: Any, a: Any, note: str, name: str = "") -> Contradiction:
         """A contradiction in the records from an offset on."""
-        return self.reply.wrong(in_log(self.log, f"{PLACE}[]{name}", c, a, note, offset))
+        return self.reply.wrong(
+            records.in_log(self.log, f"{records.PLACE}[]{name}", c, a, note, offset)
+        )
 
 
 @dataclass(slots=True)
@@ -119,7 +111,7 @@ class LogFacts:
     "stable_ends" and "starts"."""
 
     log: Log
-    records: LogRecords
+    delivered: records.LogRecords
     produced: list[Produced] = field(default_factory=list)
     unknown: int = 0
     deleted_to: int = -1
@@ -167,7 +159,7 @@ class Logs(dict[Log, LogFacts]):
         }
 
     def __missing__(self, log: Log) -> LogFacts:
-        self[log] = LogFacts(log, LogRecords(log))
+        self[log] = LogFacts(log, records.LogRecords(log))
         return self[log]
 
     def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
@@ -194,7 +186,7 @@ class Logs(dict[Log, LogFacts]):
             is_old = any(each.magic != 2 for each in batches)
             count = MANY if is_old else sum(max(each.record_count, 0) for each in batches)
             if acks == 0:
-                facts.records.silent.append(data)
+                facts.delivered.silent.append(data)
             result = answered.get(log, {})
             code, base = result.get("error_code"), result.get("base_offset", -1)
             if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
@@ -233,11 +225,11 @@ class Logs(dict[Log, LogFacts]):
     def _add_fetched(
         self, reply: Reply, log: Log, partition: Body, offset: int = -1, is_committed: bool = False
     ) -> None:
-        batches = batches_of(partition["records"] or b"")
+        batches = records.batches_of(partition["records"] or b"")
         fetched = _Fetched(log, reply, partition, batches, offset, is_committed)
         self[log].fetched.append(fetched)
         for batch in batches:
-            self[log].records.add(batch)
+            self[log].delivered.add(batch)
         if batches:
             self[log].reaches(fetched.end, reply)
 
@@ -261,7 +253,7 @@ class Logs(dict[Log, LogFacts]):
     # -- contradictions -------------------------------------------------------------------------
 
     def compare(
-        self, expected: Iterable[tuple[int, Log, bytes]], to_target: ToTarget
+        self, expected: Iterable[tuple[int, Log, bytes]], to_target: records.ToTarget
     ) -> Iterator[Contradiction]:
         """Compare captured records with the delivered ones, in whichever answer these came.
 
@@ -269,10 +261,10 @@ class Logs(dict[Log, LogFacts]):
         of the other side.
         """
         for step, log, captured in expected:
-            self[log].records.compare(step, captured, to_target)
+            self[log].delivered.compare(step, captured, to_target)
         for facts in self.values():
-            facts.records.allow_reordered()
-            yield from facts.records.found
+            facts.delivered.allow_reordered()
+            yield from facts.delivered.found
 
     def contradictions(self) -> Iterator[Contradiction]:
         for log, facts in self.items():
@@ -281,7 +273,7 @@ class Logs(dict[Log, LogFacts]):
             acknowledged = facts.acknowledged
             for fetched in facts.fetched:
                 yield from _check_batches(fetched, is_dense)
-                yield from _check_content(fetched, acknowledged, facts.records)
+                yield from _check_content(fetched, acknowledged, facts.delivered)
                 if is_lasting and fetched.is_committed:
                     yield from _check_aborted(fetched)
             if is_lasting:
@@ -303,9 +295,8 @@ class Logs(dict[Log, LogFacts]):
         for exchange in ids.plan.workload.exchanges():
             response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
             for (topic, _), partition in ids.names.logs(response.body) if response else ():
-                batches = [each.header for each in batches_of(partition["records"] or b"")]
-                if any(mine.last_offset + 1 < next_.base_offset
-                       for mine, next_ in pairwise(batches)):  # fmt: skip
+                found = [each.header for each in records.batches_of(partition["records"] or b"")]
+                if any(one.last_offset + 1 < then.base_offset for one, then in pairwise(found)):
                     topics.add(topic)
         return topics
 
@@ -337,16 +328,16 @@ def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]
         if not is_sealed(batch.record_set, header):
             yield fetched.wrong(base, "right", "wrong", "it is damaged", ".crc")
         if header.last_offset < due or (not is_first and base < due):
-            here = RecordCount(header.record_count, base)
-            yield fetched.wrong(base, NO_RECORDS, here, "its offsets are here already")
+            here = records.RecordCount(header.record_count, base)
+            yield fetched.wrong(base, records.NO_RECORDS, here, "its offsets are here already")
         elif is_dense and 0 <= due < base:
-            left_out = RecordCount(base - due, due)
-            yield fetched.wrong(due, left_out, NO_RECORDS, "the answer leaves them out")
+            left_out = records.RecordCount(base - due, due)
+            yield fetched.wrong(due, left_out, records.NO_RECORDS, "the answer leaves them out")
         due, is_first = max(due, header.last_offset + 1), False
 
 
 def _check_content(
-    fetched: _Fetched, acknowledged: dict[int, Produced], records: LogRecords
+    fetched: _Fetched, acknowledged: dict[int, Produced], delivered: records.LogRecords
 ) -> Iterator[Contradiction]:
     """A batch has the records that were produced at its offset, or delivered from there before."""
     for header, batch in ((each.header, each) for each in fetched.batches):
@@ -355,33 +346,30 @@ def _check_content(
         produced = acknowledged.get(header.base_offset)
         for known, note in (
             (b"" if produced is None else produced.data, "not the batch that was produced there"),
-            (records.batches[header.base_offset].data, "another answer has other records there"),
+            (delivered.batches[header.base_offset].data, "another answer has other records there"),
         ):
-            if len(known) >= BATCH_HEADER_SIZE and not have_same_content(known, batch.data):
-                count = RecordCount(header.record_count, header.base_offset)
+            if len(known) >= BATCH_HEADER_SIZE and not records.have_same_content(known, batch.data):
+                count = records.RecordCount(header.record_count, header.base_offset)
                 yield fetched.wrong(header.base_offset, "the same", count, note)
                 break
 
 
 def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction]:
     """Offsets that are below what an earlier answer has shown."""
-    by_answer = sorted(readings, key=lambda each: each.reply.outcome.answered_ns)
-    highest: dict[int | None, int] = {}  # by node
-    shown = 0
-    late = 0  # of `by_answer`: those that every node shows by now
-    everywhere = -1
-    for reading in sorted(readings, key=lambda each: each.reply.sent_ns):
-        sent_ns = reading.reply.sent_ns
-        while shown < len(by_answer) and by_answer[shown].reply.outcome.answered_ns <= sent_ns:
-            each = by_answer[shown]
-            node = each.reply.outcome.node_id
-            highest[node] = max(highest.get(node, -1), each.offset)
-            shown += 1
-        while late < shown and by_answer[late].reply.outcome.answered_ns + LAG_NS <= sent_ns:
-            everywhere = max(everywhere, by_answer[late].offset)
-            late += 1
-        least = max(everywhere, highest.get(reading.reply.outcome.node_id, -1))
-        if reading.place and reading.offset < least:
+    events = []  # the time, whether a reading is checked then, and where others count from then on
+    for each in readings:
+        outcome = each.reply.outcome
+        events += [
+            (outcome.answered_ns, False, outcome.node_id, each),
+            (outcome.answered_ns + LAG_NS, False, _EVERYWHERE, each),
+            (outcome.sent_ns, True, outcome.node_id, each),
+        ]
+    highest: dict[int | str | None, int] = defaultdict(lambda: -1)  # by node
+    for _, is_checked, node, reading in sorted(events, key=lambda each: each[:2]):
+        if not is_checked:
+            highest[node] = max(highest[node], reading.offset)
+        elif reading.place and reading.offset < max(highest[node], highest[_EVERYWHERE]):
+            least = max(highest[node], highest[_EVERYWHERE])
             yield reading.below(log, least, "an earlier answer showed more")
 
 
@@ -395,7 +383,7 @@ def _check_aborted(fetched: _Fetched) -> Iterator[Contradiction]:
             unlisted |= {producer} - listed if batch.header.is_transactional else set()
         elif producer in unlisted and batch.is_abort:
             place, note = _FETCHED + "aborted_transactions", "its records were aborted"
-            one = in_log(fetched.log, place, f"producer {producer}", "not listed", note)
+            one = records.in_log(fetched.log, place, f"producer {producer}", "not listed", note)
             yield fetched.reply.wrong(one)
         else:
             unlisted.discard(producer)

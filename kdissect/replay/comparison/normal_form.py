@@ -23,29 +23,25 @@ from typing import Any, NamedTuple
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import is_secret
-from kdissect.replay.comparison.terms import CHOSEN, Chosen, Terms, plain
-from kdissect.replay.fields import (
-    FieldContext,
-    FieldKind,
-    FieldRule,
-    FieldTable,
-    Shape,
-    ShapeField,
-    about,
-    shape_of,
-    told,
-)
+from kdissect.replay import fields
+from kdissect.replay.comparison.terms import CHOSEN, Chosen, Terms, is_set, plain
+from kdissect.replay.fields import FieldContext, FieldKind, FieldRule, Shape, ShapeField, told
 from kdissect.replay.model import ABSENT, Difference, ReplayPlan, Step
 from kdissect.replay.translation.id_map import resource_word
-from kdissect.replay.workload.messages import api_name, request_of
+from kdissect.replay.workload.messages import Body, api_name, request_body
 
+_LEFT_OUT = (FieldKind.IGNORE, FieldKind.SERVER)  # of elements and their keys
 SURPLUS = "surplus"  # bytes after the end of a message
 Tree = Any
-Body = dict[str, Any]
 
 
 class Keyed(dict[str, Tree]):
     """The elements of a set by their keys; an element that is listed twice has `AGAIN` behind."""
+
+    def add(self, key: str, element: Tree) -> None:
+        while key in self:
+            key += AGAIN
+        self[key] = element
 
 
 AGAIN = " again"
@@ -78,20 +74,18 @@ class Normaliser:
     another target's answer is compared with."""
 
     def __init__(
-        self,
-        table: FieldTable,
-        terms: Terms,
-        names: RequestNames,
-        *,
-        keeps_served: bool = False,
+        self, table: fields.FieldTable, terms: Terms, names: RequestNames, *, keeps_served: bool
     ) -> None:
         self._table, self._terms, self._names = table, terms, names
         self._keeps_served = keeps_served
 
     def tree(self, step: Step, message: Message) -> Body:
         """The tree of a response to a step's request."""
-        shape = shape_of(self._table, message.api_key, "response", message.api_version)
-        tree = self._struct(step, shape, message.body, _request_context(step))
+        shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
+        asked = request_body(step.exchange)  # names what the response may not
+        group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
+        around = FieldContext(group=group, transactional_id=owner)
+        tree = self._struct(step, shape, message.body, around)
         if message.surplus:
             tree[SURPLUS] = message.surplus
         return tree
@@ -100,7 +94,7 @@ class Normaliser:
 
     def _struct(self, step: Step, shape: Shape, values: Body, around: FieldContext) -> Body:
         if shape.named:
-            around = about(shape.named, values, around)
+            around = fields.about(shape.named, values, around)
         tree: Body = {}
         for each in shape.fields:
             name, value = each.slot.name, values.get(each.slot.name)
@@ -139,31 +133,35 @@ class Normaliser:
         )
 
     def _array(
-        self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
+        self,
+        step: Step,
+        of: ShapeField,
+        inner: Shape,
+        values: list[Body],
+        around: FieldContext,
     ) -> Tree:
         if not of.key:
             return [self._struct(step, inner, each, around) for each in values]
         elements = Keyed()
         for each in values:
-            if of.elements and self._kind(of.elements, step, each) in (
-                FieldKind.IGNORE, FieldKind.SERVER,
-            ):  # fmt: skip
+            if of.elements and self._kind(of.elements, step, each) in _LEFT_OUT:
                 continue
-            here = about(inner.named, each, around) if inner.named else around
+            here = fields.about(inner.named, each, around) if inner.named else around
             key, kind = self._element_key(step, of, inner, each, here)
             if self._names.is_foreign(kind, key):
                 continue
             tree = self._struct(step, inner, each, around)
-            known = elements.get(key)
-            if known is not None and _merges(known, tree, of.key):
-                continue
-            while key in elements:
-                key += AGAIN
-            elements[key] = tree
+            if key not in elements or not _merges(elements[key], tree, of.key):
+                elements.add(key, tree)
         return elements
 
     def _element_key(
-        self, step: Step, of: ShapeField, inner: Shape, values: Body, around: FieldContext
+        self,
+        step: Step,
+        of: ShapeField,
+        inner: Shape,
+        values: Body,
+        around: FieldContext,
     ) -> tuple[str, FieldKind | None]:
         """The text of an element's key, and the kind of name that it is, if it is one."""
         parts, named = [], None
@@ -173,7 +171,7 @@ class Normaliser:
                 continue
             value = values[name]
             kind = self._kind(inner.rules_of(name), step, values)
-            if kind is FieldKind.IGNORE or kind is FieldKind.SERVER:
+            if kind in _LEFT_OUT:
                 continue
             if name == "api_key":
                 value = api_name(value)
@@ -188,16 +186,6 @@ class Normaliser:
         return " ".join(parts), named
 
 
-def _request_context(step: Step) -> FieldContext:
-    """Group and transactional id that only the request names."""
-    request = request_of(step.exchange)
-    body = {} if request is None else request.body
-    return FieldContext(
-        group=body.get("group_id") or "",
-        transactional_id=body.get("transactional_id") or "",
-    )
-
-
 def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
     """Add the elements of a second entry to the first one, where both have nothing but sets beside
     their key: some brokers split the partitions of a topic over several entries."""
@@ -207,9 +195,7 @@ def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
         return False
     for name in sets:
         for inner, element in tree[name].items():
-            while inner in known[name]:
-                inner += AGAIN
-            known[name][inner] = element
+            known[name].add(inner, element)
     return True
 
 
@@ -311,7 +297,7 @@ def _are_equal(c: Tree, a: Tree) -> bool:
     if isinstance(c, list) and isinstance(a, list):
         return len(c) == len(a) and all(map(_are_equal, c, a))
     if isinstance(c, Chosen) or isinstance(a, Chosen):
-        return _is_set(c) == _is_set(a)
+        return is_set(c) == is_set(a)
     return type(c) is type(a) and bool(c == a)
 
 
@@ -338,10 +324,6 @@ def _is_one_sided(found: Found) -> bool:
 
 def _has_structs(*arrays: list[Tree]) -> bool:
     return any(isinstance(each, dict) for array in arrays for each in array)
-
-
-def _is_set(value: Tree) -> bool:
-    return value.is_set if isinstance(value, Chosen) else Chosen(value).is_set
 
 
 def _said(c: Body, a: Body) -> str:

@@ -8,7 +8,7 @@ that answers have delivered of the log.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -71,10 +71,9 @@ class Batch(NamedTuple):
     def data(self) -> bytes:
         return self.record_set[self.header.pos : self.header.pos + self.header.size]
 
-    def rows(self) -> list[Row]:
-        """The decoded records."""
-        own = {"is_control": self.header.is_control}
-        return [{**row, **own} for row in _rows_of(self.record_set).get(self.header.pos, ())]
+    def rows(self) -> dict[int, Row]:
+        """The decoded records by their offsets."""
+        return _rows_of(self.record_set).get(self.header.pos, {})
 
     @property
     def is_abort(self) -> bool:
@@ -82,14 +81,14 @@ class Batch(NamedTuple):
         return self.header.is_control and self.data[_MARKER_AT : _MARKER_AT + 2] == b"\0\0"
 
 
-@lru_cache(maxsize=2)  # the batches of an answer are read one after the other
-def _rows_of(record_set: bytes) -> dict[int, list[Row]]:
+@lru_cache(maxsize=4)  # those of a captured and a delivered batch are read in turn
+def _rows_of(record_set: bytes) -> dict[int, dict[int, Row]]:
     """The records of each batch, by its position."""
     found = decode_record_set(record_set)
     positions = [batch["pos"] for batch in found.batches]
-    rows: dict[int, list[Row]] = {}
+    rows: dict[int, dict[int, Row]] = defaultdict(dict)
     for row in found.records:
-        rows.setdefault(positions[row["batch_index"]], []).append(row)
+        rows[positions[row["batch_index"]]][row["offset"]] = row
     return rows
 
 
@@ -150,28 +149,24 @@ class LogRecords:
     batches: dict[int, Batch] = field(default_factory=dict)
     silent: list[bytes] = field(default_factory=list)
     found: list[Contradiction] = field(default_factory=list)
-    _rows: dict[int, Row] = field(default_factory=dict)  # decoded so far
-    _unread: list[int] = field(default_factory=list)  # base offsets of the others, ascending
+    _bases: list[int] = field(default_factory=list)  # base offsets of the batches, ascending
+    _old: dict[int, Row] = field(default_factory=dict)  # before magic 2
     # by the target's offset: digests of the captured and of another record there
     _replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, batch: Batch) -> None:
         base = batch.header.base_offset
         if batch.header.magic != 2:
-            self._rows |= {row["offset"]: row for row in batch.rows()}
+            self._old |= batch.rows()
         elif base not in self.batches:
             self.batches[base] = batch
-            insort(self._unread, base)
+            insort(self._bases, base)
 
     def _row(self, offset: int) -> Row | None:
         """The record at an offset, decoded; None if no answer has it."""
-        place = bisect_right(self._unread, offset) - 1
-        if offset not in self._rows and place >= 0:
-            batch = self.batches[self._unread[place]]
-            if offset <= batch.header.last_offset:
-                del self._unread[place]
-                self._rows |= {row["offset"]: row for row in batch.rows()}
-        return self._rows.get(offset)
+        place = bisect_right(self._bases, offset) - 1
+        rows = self._old if place < 0 else self.batches[self._bases[place]].rows()
+        return rows.get(offset, self._old.get(offset))
 
     # -- the comparison -------------------------------------------------------------------------
 
@@ -209,12 +204,12 @@ class LogRecords:
 
     def _compare_rows(self, step: int, captured: Batch, to_target: ToTarget) -> Iterator[int]:
         """Compare record by record. Yields the offsets of those that no answer brings."""
-        for row in captured.rows():
+        for row in captured.rows().values():
             offset = to_target(self.log, row["offset"])
             other = self._row(offset)
             if other is None:
                 yield row["offset"]
-            elif not other["is_control"]:
+            elif other["control_type"] is None:
                 have_times = row["timestamp_type"] == other["timestamp_type"] == "CreateTime"
                 for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
                     self._add(step, row["offset"], name, row[name], other[name])
@@ -229,7 +224,12 @@ class LogRecords:
         captured, answered = Counter(c for c, _ in pairs), Counter(a for _, a in pairs)
         if not captured or captured != answered:
             return
-        rows = (row for data in self.silent for batch in batches_of(data) for row in batch.rows())
+        rows = (
+            row
+            for data in self.silent
+            for batch in batches_of(data)
+            for row in batch.rows().values()
+        )
         if captured.keys() <= set(map(digest_of, rows)):
             self.found = [
                 (step, replace(one, rule=_REORDERED) if one.place.endswith(_OF_ROWS) else one)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdissect.replay.fields import FieldContext, FieldKind, told
-from kdissect.replay.model import Log, Step
+from kdissect.replay.model import ABSENT, Log, Step
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
 from kdissect.replay.workload.messages import Body, TopicNames
@@ -37,14 +37,14 @@ class Chosen:
 
     value: Any
 
-    @property
-    def is_set(self) -> bool:
-        return self.value not in (None, "", b"", -1)
-
 
 def plain(value: Any) -> Any:
     """The value that stands in a message, to show it."""
     return value.value if isinstance(value, Chosen) else value
+
+
+def is_set(value: Any) -> bool:
+    return plain(value) not in (None, "", b"", -1, ABSENT)
 
 
 class Terms:

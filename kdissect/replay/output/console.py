@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from kdissect.replay.model import ReplayPlan, Verdict
 from kdissect.replay.output.rendering import rendered
-from kdissect.replay.output.rows import Results, Row, summary_row
+from kdissect.replay.output.rows import Results, summary_row
 from kdissect.replay.output.text import time_text
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
@@ -86,28 +87,20 @@ def _print(template: str, console: Console, **values: Any) -> None:
     console.print(text, markup=False, highlight=False, emoji=False)
 
 
-class ReplayProgress:
-    """Shows the work of a replay on stderr, from a thread of its own.
+@contextmanager
+def progress(*, shown: bool) -> Iterator[Callable[[Runner | str], None]]:
+    """Show the work of a replay on stderr, from a thread of its own. Yields a function that shows
+    another activity: a run, or a text.
 
     On a terminal it is one line that changes. Otherwise it is a line after every twenty seconds.
     """
+    done, activities = threading.Event(), deque[Runner | str](["reading the capture"], maxlen=1)
 
-    def __init__(self, shown: bool) -> None:
-        self._done = threading.Event()
-        self._activity: Runner | str = "reading the capture"
-        self._thread = threading.Thread(target=self._show, daemon=True) if shown else None
-        if self._thread is not None:
-            self._thread.start()
-
-    def watch(self, activity: Runner | str) -> None:
-        """Show another activity: a run, or a text."""
-        self._activity = activity
-
-    def _show(self) -> None:
+    def show() -> None:
         is_terminal = sys.stderr.isatty()
-        while not self._done.wait(_TERMINAL_S if is_terminal else QUIET_S):
+        while not done.wait(_TERMINAL_S if is_terminal else QUIET_S):
             with suppress(Exception):  # the run changes what is read here
-                activity = self._activity
+                activity = activities[0]
                 text = visible(activity if isinstance(activity, str) else activity.activity())
                 text = text[: get_terminal_size().columns - 1] if is_terminal else text
                 sys.stderr.write(f"\r{text}{_CLEAR}" if is_terminal else f"kdissect: {text}\n")
@@ -115,13 +108,15 @@ class ReplayProgress:
         if is_terminal:
             sys.stderr.write(f"\r{_CLEAR}")
 
-    def __enter__(self) -> ReplayProgress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join(2)
+    thread = threading.Thread(target=show, daemon=True)
+    if shown:
+        thread.start()
+    try:
+        yield activities.append
+    finally:
+        done.set()
+        if shown:
+            thread.join(2)
 
 
 def wide_console(*, stderr: bool = False) -> Console:
@@ -152,17 +147,4 @@ def print_results(results: Results, console: Console) -> None:
         times = [span[name] for name in ("p50_us", "p99_us") for span in spans]
         table.add_row(api["api_name"], *counts, *map(time_text, times))
     console.print(table)
-    reasons = {verdict.value: _reasons(summary["reasons"], verdict.value) for verdict in Verdict}
-    _print("results.txt.j2", console, results=results, summary=summary, reasons=reasons)
-
-
-def _reasons(rows: list[Row], verdict: str) -> list[str]:
-    """Reasons that have no place in a message, of all APIs, the most frequent first."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        if row["verdict"] == verdict:
-            counts[row["code"], row["reason"]] += row["count"]
-    return [
-        f"{verdict}{code and f' ({code})'} {count}: {reason}"
-        for (code, reason), count in counts.most_common()
-    ]
+    _print("results.txt.j2", console, results=results, summary=summary)

@@ -23,9 +23,8 @@ from kdissect import api
 from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
 from kdissect.capture.pcapng import PcapngWriter
-from kdissect.replay.model import Verdict
 from kdissect.replay.output.rendering import rendered
-from kdissect.replay.output.rows import Results, Row, rows, summary_row
+from kdissect.replay.output.rows import Results, rows, summary_row
 from kdissect.replay.running.runner import RunResult
 from kdissect.text import visible
 
@@ -44,8 +43,6 @@ def _write(path: Path, text: str) -> None:
 
 def write_junit(results: Results, path: Path) -> None:
     first, *exchanges, summary = rows(results)
-    for row in exchanges:
-        row["element"] = _element(results, row)
     page = rendered(
         "replay.xml.j2",
         lambda text: _NOT_XML.sub("\ufffd", text),
@@ -57,31 +54,12 @@ def write_junit(results: Results, path: Path) -> None:
     _write(path, page)
 
 
-def _element(results: Results, row: Row) -> str:
-    """What the test case of an exchange has inside; "" for nothing."""
-    verdict = Verdict(row["verdict"])
-    if verdict.value in results.fail_on:
-        return "error" if verdict is Verdict.ERROR else "failure"
-    if verdict is Verdict.SKIPPED:
-        return "skipped"
-    is_told = verdict is not Verdict.SAME or row["dropped"] or row["earlier_answers"]
-    return "system-out" if is_told else ""
-
-
 # -- the page -------------------------------------------------------------------------------------
 
 
 def write_html(results: Results, path: Path) -> None:
     summary = summary_row(results)
-    spans = [each[name] for each in summary["apis"] for name in ("captured_latency", "latency")]
-    page = rendered(
-        "replay.html.j2",
-        visible,
-        results=results,
-        summary=summary,
-        widest=max((span["p99_us"] for span in spans if span["count"]), default=0),
-    )
-    _write(path, page)
+    _write(path, rendered("replay.html.j2", visible, results=results, summary=summary))
 
 
 # -- traffic --------------------------------------------------------------------------------------

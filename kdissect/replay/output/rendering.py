@@ -14,13 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kdissect.replay.model import Verdict
+from kdissect.replay.output import text
 from kdissect.replay.output.rows import timestamp
-from kdissect.replay.output.text import (
-    finding_text,
-    followers_text,
-    release_lines,
-    time_text,
-)
 from kdissect.text import plural
 
 _SHOWN_MAX = 40  # lines of one list on the terminal
@@ -37,12 +32,12 @@ def rendered(template: str, safe: Callable[[str], str], **values: Any) -> str:
         finalize=lambda value: value if isinstance(value, Markup) else safe(str(value)),
     )
     environment.filters |= {
-        "finding": finding_text,
+        "finding": text.finding_text,
         "first_lines": _first_lines,
-        "followers": followers_text,
+        "followers": text.followers_text,
         "plural": plural,
-        "release_lines": release_lines,
-        "time": time_text,
+        "release_lines": text.release_lines,
+        "time": text.time_text,
         "timestamp": timestamp,
     }
     verdicts = [verdict.value for verdict in Verdict]

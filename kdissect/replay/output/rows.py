@@ -8,33 +8,29 @@ with the same values, in whichever exchange. So is a finding about the whole run
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kdissect.atomic_file import atomic_write
-from kdissect.errors import CaptureError, Error
+from kdissect.errors import CaptureError
+from kdissect.replay import model
 from kdissect.replay.comparison.findings import RULE as RELEASE_RULE
 from kdissect.replay.comparison.findings import Finding, group
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, RunFinding, Verdict
-from kdissect.replay.output.text import (
-    dropped_text,
-    note_of,
-    readable_texts_of,
-    run_texts,
-    texts_of,
-)
+from kdissect.replay.output import text
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
-from kdissect.text import rfc3339
 
 _VERSION = 3
-_PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99}
+_PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99, "max_us": 1}
 _BASELINE = "baseline"  # the rule that tolerates what the accepted run has
 FAIL_ON = frozenset({Verdict.DIFFERENT.value, Verdict.ERROR.value})
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
@@ -42,20 +38,14 @@ EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
 Row = dict[str, Any]
 
 
-class FailOnError(Error, ValueError):
-    """--fail-on names no verdict."""
-
-
 def parse_fail_on(values: Iterable[str]) -> frozenset[str]:
-    """The names of ``different,error,latency`` and the like; ``none`` for nothing.
-
-    Raises FailOnError.
-    """
+    """The names of ``different,error,latency`` and the like; ``none`` for nothing. Raises
+    OptionError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {"", "none"}
     known = [*(verdict.value for verdict in Verdict), LATENCY]
     if unknown := sorted(names.difference(known)):
         every = ", ".join(known)
-        raise FailOnError(f"--fail-on {unknown[0]}: verdicts are {every}, or none")
+        raise model.OptionError(f"--fail-on {unknown[0]}: verdicts are {every}, or none")
     return frozenset(names)
 
 
@@ -158,6 +148,7 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
     step, judgement, start_time_ns = outcome.step, outcome.judgement, results.run.start_time_ns
     exchange, root = step.exchange, results.follows.get(step.number)
     was_sent = outcome.sent is not None
+    dropped = [{"path": each.path, "value": text.dropped_text(each)} for each in outcome.dropped]
     then, now = exchange.latency_ns, outcome.latency_ns
     return {
         "type": "exchange",
@@ -173,7 +164,7 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
         "api_name": step.api_name,
         "api_version": exchange.api_version,
         "sent_api_version": outcome.api_version if was_sent and outcome.api_version >= 0 else None,
-        "dropped": [{"path": each.path, "value": dropped_text(each)} for each in outcome.dropped],
+        "dropped": dropped,
         "class": step.step_class,
         "verdict": judgement.verdict.value,
         "reason": judgement.reason or None,
@@ -181,8 +172,8 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
         "error": outcome.error or None,
         "differences": [
             {"path": each.path, "place": each.place,
-             **_pair(texts_of(each)),
-             "rule": each.rule or None, "note": note_of(each) or None}
+             **_pair(text.texts_of(each)),
+             "rule": each.rule or None, "note": text.note_of(each) or None}
             for each in judgement.differences
         ],
         "earlier_answers": [
@@ -213,14 +204,14 @@ def summary_row(results: Results) -> Row:
         "tolerated": [_kind_row(results, each, ()) for each in tolerated],
         "release_changes": [
             {"api_name": each.api_name, "path": each.example.path,
-             **_pair(readable_texts_of(each.example)), "what": each.example.note,
+             **_pair(text.readable_texts_of(each.example)), "what": each.example.note,
              "count": each.count}
             for each in tolerated
             if each.example.rule == RELEASE_RULE
         ],
         "findings": [
             {"kind": each.kind, "subject": each.subject,
-             **dict(zip(("expected", "found"), run_texts(each), strict=True)),
+             **dict(zip(("expected", "found"), text.run_texts(each), strict=True)),
              "note": each.note or None, "fails": results.fails(each)}
             for each in results.findings
         ],
@@ -246,16 +237,15 @@ def _counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 def _api_rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
     """In order of the APIs' keys; latencies of exchanges that have one in both clusters."""
-    by_api: dict[tuple[int, str], list[Outcome]] = {}
+    by_api: dict[tuple[int, str], list[Outcome]] = defaultdict(list)
     for each in outcomes:
-        key = each.step.exchange.api_key, each.step.api_name
-        by_api.setdefault(key, []).append(each)
-    for key in sorted(by_api):
-        pairs = [(each.step.exchange.latency_ns, each.latency_ns) for each in by_api[key]]
-        timed = [(then, now) for then, now in pairs if then >= 0 and now >= 0]
+        by_api[each.step.exchange.api_key, each.step.api_name].append(each)
+    for (_, name), found in sorted(by_api.items()):
+        pairs = [(each.step.exchange.latency_ns, each.latency_ns) for each in found]
+        timed = [pair for pair in pairs if min(pair) >= 0]
         yield {
-            "api_name": key[1],
-            "verdicts": _counts(by_api[key]),
+            "api_name": name,
+            "verdicts": _counts(found),
             "captured_latency": _span(then for then, _ in timed),
             "latency": _span(now for _, now in timed),
         }
@@ -263,14 +253,9 @@ def _api_rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
 
 def _span(times_ns: Iterable[int]) -> Row:
     """Percentiles in microseconds; None where there are no times."""
-    found = sorted(times_ns)
-    last = len(found) - 1
-    places = {name: min(int(len(found) * part), last) for name, part in _PARTS.items()}
-    return {
-        "count": len(found),
-        **{name: found[place] / 1000 if found else None
-           for name, place in {**places, "max_us": last}.items()},
-    }  # fmt: skip
+    found = np.array([*times_ns], np.int64) / 1000
+    us = np.quantile(found, [*_PARTS.values()], method="higher").tolist() if len(found) else ()
+    return {"count": len(found), **dict(zip_longest(_PARTS, us))}
 
 
 def _reasons(outcomes: Iterable[Outcome]) -> list[Row]:
@@ -293,9 +278,9 @@ def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
     return {
         "api_name": finding.api_name,
         "path": one.place,
-        **_pair(readable_texts_of(one)),
+        **_pair(text.readable_texts_of(one)),
         "rule": one.rule or None,
-        "notes": [*notes] or [each for each in [note_of(one)] if each],
+        "notes": [*notes] or [each for each in [text.note_of(one)] if each],
         "count": finding.count,
         "exchanges": len(finding.steps),
         "places": len(finding.where),
@@ -315,11 +300,7 @@ def _pair(texts: tuple[str, str]) -> dict[str, str]:
 
 def timestamp(time_ns: int) -> str | None:
     """RFC 3339 with microseconds; None for an unknown time."""
-    if time_ns < 0:
-        return None
-    seconds, rest = divmod(time_ns, 10**9)
-    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
-    return rfc3339(moment, "microseconds")
+    return None if time_ns < 0 else f"{np.datetime64(time_ns // 1000, 'us')}Z"
 
 
 # -- an accepted run ------------------------------------------------------------------------------
@@ -345,7 +326,7 @@ class Baseline:
                     outcome.judgement = replace(judgement, verdict=Verdict.TOLERATED)
 
     def _accepted(self, name: str, one: Difference) -> Difference:
-        is_known = (name, one.path, *texts_of(one)) in self.accepted
+        is_known = (name, one.path, *text.texts_of(one)) in self.accepted
         return replace(one, rule=_BASELINE) if is_known else one
 
     def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:
@@ -353,40 +334,35 @@ class Baseline:
         return [
             each
             for each in findings
-            if (each.kind, each.subject, *run_texts(each)) not in self.accepted
+            if (each.kind, each.subject, *text.run_texts(each)) not in self.accepted
         ]
 
 
 def read_baseline(path: str) -> Baseline:
     """The run that --json wrote. Raises CaptureError where it is no such file."""
-    baseline, row = Baseline(path), Row()
     try:
         with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                row = json.loads(line)
-                if number == 1:
-                    _check_version(path, row)
-                baseline.accepted.update(_accepted_in(row))
+            kept = [json.loads(line) for line in file]
+        if why := _why_unfit(kept[0], kept[-1]):
+            raise CaptureError(f"{path}: {why}")
+        return Baseline(path, {each for row in kept for each in _accepted_in(row)})
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     except CaptureError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
-    if row.get("type") != "summary":
-        raise CaptureError(f"{path}: the run in it has no end; make it again")
-    return baseline
 
 
-def _check_version(path: str, row: Any) -> None:
-    if row.get("type") != "run":
-        raise CaptureError(f"{path}: no run that --json of `kdissect replay` kept")
-    version = row.get("format_version")
+def _why_unfit(first: Row, last: Row) -> str:
+    """Why a file with these rows is no baseline, or ""."""
+    version = first.get("format_version")
+    if first.get("type") != "run":
+        return "no run that --json of `kdissect replay` kept"
     if version != _VERSION:
-        raise CaptureError(
-            f"{path}: kept by another kdissect (format_version {version}, this one has "
-            f"{_VERSION}); make it again"
-        )
+        kept_by = f"kept by another kdissect (format_version {version}, this one has {_VERSION})"
+        return f"{kept_by}; make it again"
+    return "" if last["type"] == "summary" else "the run in it has no end; make it again"
 
 
 def _accepted_in(row: Row) -> Iterator[tuple[str, ...]]:

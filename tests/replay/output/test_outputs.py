@@ -21,6 +21,7 @@ from kdissect.replay.model import (
     Difference,
     DroppedField,
     Judgement,
+    OptionError,
     Outcome,
     RunFinding,
     SkipCode,
@@ -28,10 +29,9 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.output import console
-from kdissect.replay.output.console import ReplayProgress, print_plan, print_results, wide_console
+from kdissect.replay.output.console import print_plan, print_results, wide_console
 from kdissect.replay.output.files import write_html, write_junit
 from kdissect.replay.output.rows import (
-    FailOnError,
     Results,
     parse_fail_on,
     read_baseline,
@@ -209,7 +209,7 @@ def test_exit_code_follows_findings_and_the_end() -> None:
     interrupted = made(ended="interrupted")
     interrupted.run.is_interrupted = True
     assert interrupted.exit_code == 130
-    with pytest.raises(FailOnError, match="verdicts are"):
+    with pytest.raises(OptionError, match="verdicts are"):
         parse_fail_on(["everything"])
 
 
@@ -329,12 +329,12 @@ def test_a_run_without_output_prints_its_state(
 ) -> None:
     """A line on stderr after each pause, with the text made safe; nothing with --quiet."""
     monkeypatch.setattr(console, "QUIET_S", 0.02)
-    with ReplayProgress(shown=True) as progress:
-        progress.watch("resetting \x1b[31m")
+    with console.progress(shown=True) as watch:
+        watch("resetting \x1b[31m")
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
     assert "kdissect: resetting \\x1b[31m" in lines
-    with ReplayProgress(shown=False):
+    with console.progress(shown=False):
         time.sleep(0.1)
     assert not capsys.readouterr().err
 
