@@ -26,23 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kdissect import jit
 from kdissect.arrays import Bytes, Indices, Ints, Positions, Row, Rows
-from kdissect.jit import (
-    copy_bytes,
-    inlined,
-    int64,
-    kernel,
-    part,
-    read_i8,
-    read_i16,
-    read_i32,
-    read_i64,
-    read_u8,
-    store_8,
-    store_16,
-    store_32,
-    store_64,
-)
 from kdissect.protocol import column_plan as plan
 from kdissect.protocol.column_plan import Role
 from kdissect.status import Status
@@ -113,13 +98,13 @@ class RunOutcome(NamedTuple):
 # ---- lengths and counts ----
 
 
-@inlined
+@jit.inlined
 def read_uvarint(buf: Bytes, pos: int, limit: int) -> tuple[int, int, int]:
     """(value, next pos, status) of an unsigned varint of at most 32 bits."""
     value = 0
     shift = 0
     while pos < limit:
-        byte = read_u8(buf, pos)
+        byte = jit.read_u8(buf, pos)
         pos += 1
         # the fifth byte has the upper four of 32 bits
         if shift == 28 and byte > 15:
@@ -131,13 +116,13 @@ def read_uvarint(buf: Bytes, pos: int, limit: int) -> tuple[int, int, int]:
     return 0, pos, _TRUNCATED
 
 
-@inlined
+@jit.inlined
 def read_length(buf: Bytes, pos: int, limit: int, form: int) -> tuple[int, int, int]:
     """(length or count, next pos, status); -1 means null in every form."""
     # KIP-482: a compact length is stored plus one as a varint, 0 means null
     if form == plan.FORM_COMPACT:
         if pos < limit:
-            byte = read_u8(buf, pos)
+            byte = jit.read_u8(buf, pos)
             if byte < 128:
                 return byte - 1, pos + 1, _OK
         value, pos, code = read_uvarint(buf, pos, limit)
@@ -145,13 +130,13 @@ def read_length(buf: Bytes, pos: int, limit: int, form: int) -> tuple[int, int, 
     if form == plan.FORM_INT16:
         if limit - pos < 2:
             return 0, pos, _TRUNCATED
-        return read_i16(buf, pos), pos + 2, _OK
+        return jit.read_i16(buf, pos), pos + 2, _OK
     if limit - pos < 4:
         return 0, pos, _TRUNCATED
-    return read_i32(buf, pos), pos + 4, _OK
+    return jit.read_i32(buf, pos), pos + 4, _OK
 
 
-@part
+@jit.part
 def _read_size(
     buf: Bytes, pos: int, limit: int, form: int, unit: int, excess: int
 ) -> tuple[int, int, int]:
@@ -175,7 +160,7 @@ def _read_size(
 # ---- room ----
 
 
-@part
+@jit.part
 def _reserve(levels: Rows, number: int, state: Row) -> int:
     """Reserve the next row of a level; returns a status."""
     level = levels[number]
@@ -187,34 +172,34 @@ def _reserve(levels: Rows, number: int, state: Row) -> int:
     return _OK
 
 
-@part
+@jit.part
 def _take_row(levels: Rows, number: int, state: Row) -> int:
     """Reserve the next row of a level, as its template is; returns a status."""
     code = _reserve(levels, number, state)
     if code == _OK:
         level = levels[number]
-        copy_bytes(level["row_at"], state["template_at"] + level["template"], level["row_size"])
+        jit.copy_bytes(level["row_at"], state["template_at"] + level["template"], level["row_size"])
     return code
 
 
-@part
+@jit.part
 def _mark(levels: Rows, state: Row, role: int, value: int, length: int) -> int:
     """Append a mark of the current message; returns a status."""
-    number = int64(len(levels) - 1)
+    number = jit.int64(len(levels) - 1)
     code = _reserve(levels, number, state)
     if code == _OK:
         at = levels[number]["row_at"]
-        store_32(at, state["row"])
-        store_16(at + 4, role)
-        store_64(at + 8, value)
-        store_64(at + 16, length)
+        jit.store_32(at, state["row"])
+        jit.store_16(at + 4, role)
+        jit.store_64(at + 8, value)
+        jit.store_64(at + 16, length)
     return code
 
 
 # ---- values, arrays, structs ----
 
 
-@part
+@jit.part
 def _store_value(
     step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
 ) -> tuple[int, int]:
@@ -223,53 +208,53 @@ def _store_value(
     if size > limit - pos:
         return pos, _TRUNCATED
     at = levels[step["level"]]["row_at"] + step["at"]
-    store_8(at, 1)
+    jit.store_8(at, 1)
     at += 1
     if size == 4:
-        value = int64(read_i32(buf, pos))
-        store_32(at, value)
+        value = jit.int64(jit.read_i32(buf, pos))
+        jit.store_32(at, value)
     elif size == 8:
-        value = int64(read_i64(buf, pos))
-        store_64(at, value)
+        value = jit.int64(jit.read_i64(buf, pos))
+        jit.store_64(at, value)
     elif size == 2:
-        value = int64(read_i16(buf, pos))
-        store_16(at, value)
+        value = jit.int64(jit.read_i16(buf, pos))
+        jit.store_16(at, value)
     elif size == 1:
-        value = int64(read_i8(buf, pos))
-        store_8(at, value)
+        value = jit.int64(jit.read_i8(buf, pos))
+        jit.store_8(at, value)
     else:  # a uuid: only its position, the bytes are not copied
-        value = int64(pos)
-        store_64(at, value)
+        value = jit.int64(pos)
+        jit.store_64(at, value)
     code = _OK
     role = step["role"]
     # The first error code of a message is marked in any case, later ones only if they are not 0.
     if role != 0 and (role != _ERROR_CODE or value != 0 or not state["has_error_code"]):
-        code = _mark(levels, state, role, value, int64(0))
+        code = _mark(levels, state, role, value, jit.int64(0))
     if role == _ERROR_CODE:
         state["has_error_code"] = 1
     return pos + size, code
 
 
-@part
+@jit.part
 def _store_bytes(
     step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
 ) -> tuple[int, int]:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
-    length, after, code = _read_size(buf, pos, limit, step["form"], int64(1), _TRUNCATED)
+    length, after, code = _read_size(buf, pos, limit, step["form"], jit.int64(1), _TRUNCATED)
     if code != _OK:
         return pos, code
     if step["at"] >= 0:
         at = levels[step["level"]]["row_at"] + step["at"]
-        store_8(at, int64(length >= 0))
+        jit.store_8(at, jit.int64(length >= 0))
         if length >= 0:
             # a packed place: 33 bits of position, 31 bits of length
-            store_64(at + 1, (after << 31) | length)
+            jit.store_64(at + 1, (after << 31) | length)
     if step["role"] != 0 and length >= step["size"]:
         code = _mark(levels, state, step["role"], after, length)
     return after + max(length, 0), code
 
 
-@part
+@jit.part
 def _open_array(
     step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, top: Row, state: Row
 ) -> tuple[int, int, int]:
@@ -283,10 +268,10 @@ def _open_array(
         if state["elements"] > state["elements_max"]:
             code = _LIMIT
     if code != _OK:
-        return int64(0), pos, code
+        return jit.int64(0), pos, code
     at = levels[step["level"]]["row_at"] + step["at"]
-    store_8(at, int64(number >= 0))
-    store_32(at + 1, max(number, 0))
+    jit.store_8(at, jit.int64(number >= 0))
+    jit.store_32(at + 1, max(number, 0))
     if number > 0:
         code = _take_row(levels, step["child_level"], state)
         top["is_array"] = 1
@@ -295,7 +280,7 @@ def _open_array(
     return number, after, code
 
 
-@part
+@jit.part
 def _read_presence(
     step: Row, buf: Bytes, pos: int, limit: int, levels: Rows
 ) -> tuple[int, int, int]:
@@ -303,21 +288,21 @@ def _read_presence(
     # a nullable struct in a tagged field has a varint here, 0 for null
     if step["form"] == plan.FORM_COMPACT:
         number, after, code = read_uvarint(buf, pos, limit)
-        presence = int64(number - 1)
+        presence = jit.int64(number - 1)
     elif pos < limit:
-        presence, after, code = int64(read_i8(buf, pos)), pos + 1, _OK
+        presence, after, code = jit.int64(jit.read_i8(buf, pos)), pos + 1, _OK
     else:
-        presence, after, code = int64(0), pos, _TRUNCATED
+        presence, after, code = jit.int64(0), pos, _TRUNCATED
     if code != _OK:
         return presence, pos, code
-    store_8(levels[step["level"]]["row_at"] + step["at"], int64(presence >= 0))
+    jit.store_8(levels[step["level"]]["row_at"] + step["at"], jit.int64(presence >= 0))
     return presence, after, code
 
 
 # ---- tagged fields (KIP-482) ----
 
 
-@part
+@jit.part
 def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int, int, int]:
     """TAGS: returns (fields, next pos, status). `top` becomes the open section, unless it is
     empty."""
@@ -325,7 +310,7 @@ def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int
     if code == _OK and number * 2 > limit - after:  # a tag and a size take at least one byte each
         code = _IMPOSSIBLE
     if code != _OK:
-        return int64(0), pos, code
+        return jit.int64(0), pos, code
     if number > 0:
         top["is_array"] = 0
         top["left"] = number
@@ -335,23 +320,23 @@ def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int
     return number, after, code
 
 
-@part
+@jit.part
 def _mark_unknown_tag(
     stack: Rows, depth: int, levels: Rows, state: Row, pos: int, length: int
 ) -> int:
     """Mark the tag that the innermost section read last; returns a status."""
     top = stack[depth - 1]
-    code = _mark(levels, state, int64(_UNKNOWN_TAG), top["last_tag"], top["pc"])
+    code = _mark(levels, state, jit.int64(_UNKNOWN_TAG), top["last_tag"], top["pc"])
     if code == _OK:
-        code = _mark(levels, state, int64(_UNKNOWN_DATA), pos, length)
+        code = _mark(levels, state, jit.int64(_UNKNOWN_DATA), pos, length)
     for outer in range(depth):
         if code == _OK and stack[outer]["is_array"]:
             index = stack[outer]["count"] - stack[outer]["left"]
-            code = _mark(levels, state, int64(_UNKNOWN_AT), index, int64(0))
+            code = _mark(levels, state, jit.int64(_UNKNOWN_AT), index, jit.int64(0))
     return code
 
 
-@part
+@jit.part
 def _next_tag(
     program: Rows,
     buf: Bytes,
@@ -398,7 +383,7 @@ def _next_tag(
 # ---- messages ----
 
 
-@part
+@jit.part
 def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
     """Begin a message in the next row of level 0; returns its pc, -1 for an unknown version."""
     for number in range(len(levels)):
@@ -406,27 +391,27 @@ def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
     state["elements"] = 0
     state["has_error_code"] = 0
     version -= state["first_version"]
-    pc = int64(-1)
+    pc = jit.int64(-1)
     if 0 <= version < len(program.entries):
         pc = program.entries[version]
     else:
-        version = int64(len(program.entries))
+        version = jit.int64(len(program.entries))
     state["template_at"] = state["templates_at"] + version * state["template_size"]
-    _take_row(levels, int64(0), state)
+    _take_row(levels, jit.int64(0), state)
     return pc
 
 
-@part
+@jit.part
 def _undo(levels: Rows, state: Row) -> None:
     """Remove the rows of a message; in level 0 only the header's values stay."""
     for number in range(1, len(levels)):
         levels[number]["used"] = levels[number]["saved"]
     row_at = levels[0]["row_at"]
     for at in range(row_at + state["header_size"], row_at + levels[0]["row_size"]):
-        store_8(at, 0)
+        jit.store_8(at, 0)
 
 
-@part
+@jit.part
 def _put_failure_place(outcome: RunOutcome, stack: Rows, depth: int, i: int) -> None:
     at = i * INDICES
     for outer in range(depth):
@@ -435,7 +420,7 @@ def _put_failure_place(outcome: RunOutcome, stack: Rows, depth: int, i: int) -> 
             at += 1
 
 
-@kernel
+@jit.kernel
 def run_plan(
     program: Program,
     messages: EncodedMessages,
@@ -456,8 +441,8 @@ def run_plan(
         start = messages.start[i]
         limit = messages.end[i]
         pos = start
-        depth = int64(0)  # rows of the stack
-        pc = _begin(program, int64(messages.api_version[i]), levels, state)
+        depth = jit.int64(0)  # rows of the stack
+        pc = _begin(program, jit.int64(messages.api_version[i]), levels, state)
         code = _OK if pc >= 0 else _VERSION
         at = pc  # of the instruction that runs
         while code == _OK:

@@ -13,22 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kdissect import jit
 from kdissect.arrays import Bytes, Indices, Positions, Row, Rows
-from kdissect.jit import (
-    JIT_ENABLED,
-    inlined,
-    int64,
-    kernel,
-    load_u8,
-    load_u32,
-    part,
-    read_i8,
-    read_i16,
-    read_i32,
-    read_i64,
-    read_u8,
-    read_u32,
-)
 from kdissect.status import Status
 
 # A batch: what `scan_batches` reads in its header, and the progress of decoding its records. Header
@@ -140,9 +126,9 @@ _ROOM_NEEDED = int(Status.ROOM_NEEDED)
 _LOW_63 = 0x7FFFFFFFFFFFFFFF
 
 
-if JIT_ENABLED:
+if jit.JIT_ENABLED:
 
-    @inlined
+    @jit.inlined
     def _sum(a: int, b: int) -> int:
         return a + b
 
@@ -153,18 +139,18 @@ else:
         return ((int(a) + int(b) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
-@inlined
+@jit.inlined
 def _load_i32(address: int) -> int:
-    value = load_u32(address)
-    return (int64(value) ^ 0x80000000) - 0x80000000
+    value = jit.load_u32(address)
+    return (jit.int64(value) ^ 0x80000000) - 0x80000000
 
 
-@inlined
+@jit.inlined
 def _load_i64(address: int) -> int:
-    return (_load_i32(address) << 32) | int64(load_u32(address + 4))
+    return (_load_i32(address) << 32) | jit.int64(jit.load_u32(address + 4))
 
 
-@kernel
+@jit.kernel
 def scan_batches(
     buf: Bytes, start: Positions, length: Indices, position: Row, batches: Rows
 ) -> int:
@@ -200,7 +186,7 @@ def scan_batches(
     return count
 
 
-@inlined
+@jit.inlined
 def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
     left = end - pos
     batch["pos"] = pos
@@ -210,11 +196,11 @@ def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
     batch["attributes"] = 0
     # Kafka's record batch header: baseOffset int64, batchLength int32
     if left >= 8:
-        batch["base_offset"] = read_i64(buf, pos)
+        batch["base_offset"] = jit.read_i64(buf, pos)
         batch["last_offset"] = batch["base_offset"]
     if left < ENTRY_HEADER_SIZE:
         return
-    entry_length = read_i32(buf, pos + 8)
+    entry_length = jit.read_i32(buf, pos + 8)
     if entry_length < ENTRY_LENGTH_MIN:
         batch["state"] = BAD_LENGTH
         batch["record_count"] = entry_length
@@ -222,7 +208,7 @@ def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
     # all formats have their magic at byte 16
     if left <= MAGIC_POS:
         return
-    magic = read_i8(buf, pos + MAGIC_POS)
+    magic = jit.read_i8(buf, pos + MAGIC_POS)
     batch["magic"] = magic
     size = ENTRY_HEADER_SIZE + entry_length
     if size <= left:
@@ -250,44 +236,44 @@ def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
         _scan_message(buf, pos, left, magic, batch)
 
 
-@inlined
+@jit.inlined
 def _scan_header(buf: Bytes, pos: int, left: int, batch: Row) -> None:
     # magic 2 (KIP-98): partitionLeaderEpoch, magic, crc, attributes, lastOffsetDelta,
     # baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, record count
-    batch["leader_epoch"] = read_i32(buf, pos + 12)
+    batch["leader_epoch"] = jit.read_i32(buf, pos + 12)
     if left >= 21:
-        batch["crc"] = read_u32(buf, pos + 17)
+        batch["crc"] = jit.read_u32(buf, pos + 17)
     if left >= 23:
-        batch["attributes"] = read_i16(buf, pos + 21)
+        batch["attributes"] = jit.read_i16(buf, pos + 21)
     if left >= 27:
-        batch["last_offset"] = _sum(batch["base_offset"], read_i32(buf, pos + 23))
+        batch["last_offset"] = _sum(batch["base_offset"], jit.read_i32(buf, pos + 23))
     if left >= 35:
-        batch["base_timestamp"] = read_i64(buf, pos + 27)
+        batch["base_timestamp"] = jit.read_i64(buf, pos + 27)
     if left >= 43:
-        batch["max_timestamp"] = read_i64(buf, pos + 35)
+        batch["max_timestamp"] = jit.read_i64(buf, pos + 35)
     if left >= 51:
-        batch["producer_id"] = read_i64(buf, pos + 43)
+        batch["producer_id"] = jit.read_i64(buf, pos + 43)
     if left >= 53:
-        batch["producer_epoch"] = read_i16(buf, pos + 51)
+        batch["producer_epoch"] = jit.read_i16(buf, pos + 51)
     if left >= 57:
-        batch["base_sequence"] = read_i32(buf, pos + 53)
+        batch["base_sequence"] = jit.read_i32(buf, pos + 53)
     if left >= BATCH_HEADER_SIZE:
-        batch["record_count"] = read_i32(buf, pos + 57)
+        batch["record_count"] = jit.read_i32(buf, pos + 57)
     # the CRC-32C covers the bytes from the attributes on
     batch["crc_start"] = pos + 21
     batch["section_start"] = pos + BATCH_HEADER_SIZE
     batch["section_size"] = left - BATCH_HEADER_SIZE
 
 
-@inlined
+@jit.inlined
 def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> None:
     # magic 0, 1: crc, magic, attributes, timestamp (magic 1, KIP-32), key, value
-    batch["crc"] = read_u32(buf, pos + 12)
+    batch["crc"] = jit.read_u32(buf, pos + 12)
     batch["crc_start"] = pos + 16
     if left >= 18:
-        batch["attributes"] = read_u8(buf, pos + 17)
+        batch["attributes"] = jit.read_u8(buf, pos + 17)
     if magic == 1 and left >= 26:
-        batch["max_timestamp"] = read_i64(buf, pos + 18)
+        batch["max_timestamp"] = jit.read_i64(buf, pos + 18)
     # The section of a message is the message itself, a message set of one. The section of a wrapper
     # is its value; size -1 if there is none.
     batch["section_start"] = pos
@@ -297,7 +283,7 @@ def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> No
     batch["section_size"] = -1
     place = pos + (MESSAGE_HEADER_SIZE_V1 if magic == 1 else MESSAGE_HEADER_SIZE_V0)
     end = pos + left
-    key_size = read_i32(buf, place)
+    key_size = jit.read_i32(buf, place)
     place += 4
     if key_size > 0:
         if key_size > end - place:
@@ -305,7 +291,7 @@ def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> No
         place += key_size
     if end - place < 4:
         return
-    value_size = read_i32(buf, place)
+    value_size = jit.read_i32(buf, place)
     place += 4
     if 0 <= value_size <= end - place:
         batch["section_start"] = place
@@ -315,19 +301,19 @@ def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> No
 # A varint reader returns (value, address after it), or a negated status in place of the address.
 
 
-@part
+@jit.part
 def _load_zigzag(address: int, end: int, bits: int) -> tuple[int, int]:
     """A zigzag number: groups of 7 bits, the lowest first, the sign in the lowest bit."""
     if address >= end:
         return 0, -_TRUNCATED
-    byte = int64(load_u8(address))
+    byte = jit.int64(jit.load_u8(address))
     raw = byte & 0x7F
     address += 1
     shift = 7
     while byte & 0x80:
         if address >= end:
             return 0, -_TRUNCATED
-        byte = int64(load_u8(address))
+        byte = jit.int64(jit.load_u8(address))
         address += 1
         if shift + 7 > bits and byte >> (bits - shift) != 0:
             return 0, -_OVERFLOW
@@ -336,7 +322,7 @@ def _load_zigzag(address: int, end: int, bits: int) -> tuple[int, int]:
     return ((raw >> 1) & _LOW_63) ^ -(raw & 1), address
 
 
-@kernel
+@jit.kernel
 def parse_records(
     batches: Rows,
     position: Row,
@@ -422,7 +408,7 @@ def parse_records(
     return _OK if number == batches.size else _ROOM_NEEDED
 
 
-@part
+@jit.part
 def _complete_record(batch: Row, record: Row) -> None:
     """Replace a record's stored offset and timestamp by the absolute ones; add its control type."""
     record["control_type"] = NO_CONTROL_TYPE
@@ -443,7 +429,7 @@ def _complete_record(batch: Row, record: Row) -> None:
 # Loaders fill a row, and return the address after the bytes or a negated status.
 
 
-@part
+@jit.part
 def _load_record(begin: int, end: int, record: Row) -> tuple[int, int]:
     """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
     size, p = _load_zigzag(begin, end, 32)
@@ -475,7 +461,7 @@ def _load_record(begin: int, end: int, record: Row) -> tuple[int, int]:
     return p, stop
 
 
-@inlined
+@jit.inlined
 def _load_size(p: int, stop: int, least: int) -> tuple[int, int]:
     """A size (-1: null) of at least `least`, and the address of its bytes or a negated status."""
     size, p = _load_zigzag(p, stop, 32)
@@ -488,7 +474,7 @@ def _load_size(p: int, stop: int, least: int) -> tuple[int, int]:
     return size, p
 
 
-@inlined
+@jit.inlined
 def _load_pair(p: int, stop: int, key_min: int, row: Row) -> int:
     """Load key and value of a record or a header. key_min: -1 if a key may be null, else 0."""
     size, p = _load_size(p, stop, key_min)
@@ -504,7 +490,7 @@ def _load_pair(p: int, stop: int, key_min: int, row: Row) -> int:
     return p + max(size, 0)
 
 
-@inlined
+@jit.inlined
 def _load_headers(p: int, stop: int, count: int, headers: Rows, first: int) -> tuple[int, int]:
     """Load the headers of a record; also returns the number of their bytes."""
     viewed = 0
@@ -517,7 +503,7 @@ def _load_headers(p: int, stop: int, count: int, headers: Rows, first: int) -> t
     return p, viewed
 
 
-@inlined
+@jit.inlined
 def _load_control_type(key: int, key_size: int) -> int:
     """The type in a control record's key: int16 key version, int16 type."""
     if key_size >= 4:
@@ -527,7 +513,7 @@ def _load_control_type(key: int, key_size: int) -> int:
     return UNKNOWN_CONTROL_TYPE
 
 
-@inlined
+@jit.inlined
 def _walk_messages(batch: Row) -> None:
     """Compute the shift of a wrapper's inner offsets (magic 1).
 
@@ -552,7 +538,7 @@ def _walk_messages(batch: Row) -> None:
         batch["shift"] = _sum(batch["base_offset"], -last)
 
 
-@part
+@jit.part
 def _load_message(begin: int, end: int, magic: int, record: Row) -> int:
     """Load a message of magic 0 or 1, with its stored offset."""
     if end - begin < ENTRY_HEADER_SIZE:
@@ -563,10 +549,10 @@ def _load_message(begin: int, end: int, magic: int, record: Row) -> int:
     if size > end - begin - ENTRY_HEADER_SIZE or size < ENTRY_LENGTH_MIN:
         return -_TRUNCATED
     stop = begin + ENTRY_HEADER_SIZE + size
-    if int64(load_u8(begin + MAGIC_POS)) != magic:
+    if jit.int64(jit.load_u8(begin + MAGIC_POS)) != magic:
         return -_UNKNOWN_MAGIC
     # a wrapper must not contain another wrapper
-    if load_u8(begin + MAGIC_POS + 1) & _CODEC != 0:
+    if jit.load_u8(begin + MAGIC_POS + 1) & _CODEC != 0:
         return -_UNKNOWN_CODEC
     record["offset"] = _load_i64(begin)
     record["timestamp"] = -1

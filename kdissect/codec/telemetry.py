@@ -1,11 +1,12 @@
 """Decodes metrics that clients push (KIP-714): OpenTelemetry's MetricsData in protobuf.
 
-`_MESSAGES` has the messages of opentelemetry/proto/metrics/v1, and `_Reader` reads the wire format
-(https://protobuf.dev/programming-guides/encoding/). Each metric becomes a row with the attributes
-of its resource. Unknown fields are skipped, as protobuf requires. Every length is compared with the
-bytes of the enclosing message. Limits: values nest at most `DEPTH_MAX` deep; `LIMITS` bounds the
-decompressed size, `PARTS_MAX` the parts of a message, `COPIED_MAX` the copies of resource
-attributes and scope names. A message beyond them fails with "limit reached" or `TOO_DEEP`.
+`_DEFINITIONS` has the messages of opentelemetry/proto/metrics/v1, and `_Reader` reads the wire
+format (https://protobuf.dev/programming-guides/encoding/). Each metric becomes a row with the
+attributes of its resource. Unknown fields are skipped, as protobuf requires. Every length is
+compared with the bytes of the enclosing message. Limits: values nest at most `DEPTH_MAX` deep;
+`LIMITS` bounds the decompressed size, `PARTS_MAX` the parts of a message, `COPIED_MAX` the copies
+of resource attributes and scope names. A message beyond them fails with "limit reached" or
+`TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -31,63 +32,59 @@ COPIED_FREE = 1 << 16
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZE = {_FIXED64: 8, _FIXED32: 4}
 _WIRE = {
-    "bool": _VARINT, "int64": _VARINT, "sint32": _VARINT, "double": _FIXED64, "fixed64": _FIXED64,
-}  # fmt: skip
+    **dict.fromkeys(("bool", "int64", "sint32"), _VARINT),
+    **dict.fromkeys(("double", "fixed64"), _FIXED64),
+}
 _TEMPORALITY = {0: "unspecified", 1: "delta", 2: "cumulative"}
 _INT64_MAX = 2**63 - 1
 
-# By number: name and type of each field that is read, the type of a repeated one in brackets.
-_POINT = {2: ("start_time", "fixed64"), 3: ("time", "fixed64")}
-_NUMBER = {
-    **_POINT, 4: ("value", "double"), 6: ("int_value", "fixed64"), 7: ("attributes", "[KeyValue]"),
-}  # fmt: skip
-_COUNTED = {**_POINT, 4: ("count", "fixed64"), 5: ("sum", "double")}
-_POINTS: dict[str, dict[int, tuple[str, str]]] = {
-    "gauge": _NUMBER,
-    "sum": _NUMBER,
-    "histogram": {
-        **_COUNTED, 6: ("bucket_counts", "[fixed64]"), 7: ("explicit_bounds", "[double]"),
-        9: ("attributes", "[KeyValue]"), 11: ("min", "double"), 12: ("max", "double"),
-    },
-    "exponential_histogram": {
-        **_COUNTED, 1: ("attributes", "[KeyValue]"), 6: ("scale", "sint32"),
-        7: ("zero_count", "fixed64"), 8: ("positive", "Buckets"), 9: ("negative", "Buckets"),
-        12: ("min", "double"), 13: ("max", "double"),
-    },
-    "summary": {**_COUNTED, 6: ("quantiles", "[Quantile]"), 7: ("attributes", "[KeyValue]")},
-}  # fmt: skip
-_MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
-    "MetricsData": {1: ("resource_metrics", "[ResourceMetrics]")},
-    "ResourceMetrics": {1: ("resource", "Resource"), 2: ("scopes", "[ScopeMetrics]")},
-    "Resource": {1: ("attributes", "[KeyValue]")},
-    "ScopeMetrics": {1: ("scope", "Scope"), 2: ("metrics", "[Metric]")},
-    "Scope": {1: ("name", "string"), 2: ("version", "string")},
-    "Metric": {
-        1: ("name", "string"), 2: ("description", "string"), 3: ("unit", "string"),
-        5: ("gauge", "data of gauge"), 7: ("sum", "data of sum"),
-        9: ("histogram", "data of histogram"),
-        10: ("exponential_histogram", "data of exponential_histogram"),
-        11: ("summary", "data of summary"),
-    },
-    **{
-        f"data of {kind}": {
-            1: ("data_points", f"[point of {kind}]"),
-            2: ("aggregation_temporality", "int64"),
-            3: ("is_monotonic", "bool"),
-        }
-        for kind in _POINTS
-    },
-    **{f"point of {kind}": fields for kind, fields in _POINTS.items()},
-    "Buckets": {1: ("offset", "sint32"), 2: ("bucket_counts", "[int64]")},
-    "Quantile": {1: ("quantile", "double"), 2: ("value", "double")},
-    "KeyValue": {1: ("key", "string"), 2: ("value", "AnyValue")},
-    "AnyValue": {
-        1: ("string", "string"), 2: ("bool", "bool"), 3: ("int", "int64"), 4: ("double", "double"),
-        5: ("array", "ArrayValue"), 6: ("map", "KeyValueList"), 7: ("bytes", "bytes"),
-    },
-    "ArrayValue": {1: ("values", "[AnyValue]")},
-    "KeyValueList": {1: ("values", "[KeyValue]")},
-}  # fmt: skip
+# The number and the type of the fields that are read, the type of a repeated one in brackets.
+_DEFINITIONS = """
+MetricsData: 1 resource_metrics [ResourceMetrics]
+ResourceMetrics: 1 resource Resource, 2 scopes [ScopeMetrics]
+Resource: 1 attributes [KeyValue]
+ScopeMetrics: 1 scope Scope, 2 metrics [Metric]
+Scope: 1 name string, 2 version string
+Metric: 1 name string, 2 description string, 3 unit string, 5 gauge Gauge, 7 sum Sum
+Metric: 9 histogram Histogram, 10 exponential_histogram ExponentialHistogram, 11 summary Summary
+Gauge: 1 data_points [NumberPoint]
+Sum: 1 data_points [NumberPoint], 2 aggregation_temporality int64, 3 is_monotonic bool
+Histogram: 1 data_points [HistogramPoint], 2 aggregation_temporality int64
+ExponentialHistogram: 1 data_points [ExponentialPoint], 2 aggregation_temporality int64
+Summary: 1 data_points [SummaryPoint]
+NumberPoint: 2 start_time fixed64, 3 time fixed64, 4 value double, 6 int_value fixed64
+NumberPoint: 7 attributes [KeyValue]
+HistogramPoint: 2 start_time fixed64, 3 time fixed64, 4 count fixed64, 5 sum double
+HistogramPoint: 6 bucket_counts [fixed64], 7 explicit_bounds [double], 9 attributes [KeyValue]
+HistogramPoint: 11 min double, 12 max double
+ExponentialPoint: 1 attributes [KeyValue], 2 start_time fixed64, 3 time fixed64, 4 count fixed64
+ExponentialPoint: 5 sum double, 6 scale sint32, 7 zero_count fixed64, 8 positive Buckets
+ExponentialPoint: 9 negative Buckets, 12 min double, 13 max double
+SummaryPoint: 2 start_time fixed64, 3 time fixed64, 4 count fixed64, 5 sum double
+SummaryPoint: 6 quantiles [Quantile], 7 attributes [KeyValue]
+Buckets: 1 offset sint32, 2 bucket_counts [int64]
+Quantile: 1 quantile double, 2 value double
+KeyValue: 1 key string, 2 value AnyValue
+AnyValue: 1 string string, 2 bool bool, 3 int int64, 4 double double, 5 array ArrayValue
+AnyValue: 6 map KeyValueList, 7 bytes bytes
+ArrayValue: 1 values [AnyValue]
+KeyValueList: 1 values [KeyValue]
+"""
+
+
+def _messages(text: str) -> dict[str, dict[int, tuple[str, str]]]:
+    """By message, and by the number of a field: its name and type."""
+    messages: dict[str, dict[int, tuple[str, str]]] = {}
+    for line in text.strip().split("\n"):
+        message, _, fields = line.partition(": ")
+        for field in fields.split(", "):
+            number, name, kind = field.split()
+            messages.setdefault(message, {})[int(number)] = name, kind
+    return messages
+
+
+_MESSAGES = _messages(_DEFINITIONS)
+_POINTS = "gauge", "sum", "histogram", "exponential_histogram", "summary"
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Buckets": {"offset": 0, "bucket_counts": []},
     "Quantile": {"quantile": 0.0, "value": 0.0},
