@@ -6,9 +6,9 @@ acks follow the transactional id, so a few lengths must be skipped first.
 from __future__ import annotations
 
 from kdissect.arrays import Row
-from kdissect.jit import kernel
+from kdissect.jit import int64, kernel
 from kdissect.kafka.walk import Stream
-from kdissect.tcp.byte_ranges import int64, peek
+from kdissect.tcp.byte_ranges import peek
 
 FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
 ACKS_MAX = 127  # -1 means all; before 0.9 a client could ask for any number of brokers

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, joined
-from kdissect.jit import kernel
+from kdissect.jit import int64, kernel
 from kdissect.kafka.assembly import ANOMALY, NO_DIRECTION, Anomaly, Protocol
 from kdissect.kafka.exchanges import FRAMES_AT_ONCE, Frames, Pairs
 from kdissect.kafka.frame_tables import BAD_SIZE, NOT_DECRYPTED
 from kdissect.kafka.pairing import IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.proxy_protocol import HeaderFault
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import TlsConnections

@@ -23,13 +23,13 @@ If the capture lacks the TCP handshake, the client is the side that sends the re
 from __future__ import annotations
 
 from kdissect.arrays import Bytes, Indices, Row, Rows
-from kdissect.jit import inlined, kernel
+from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_search as search
 from kdissect.kafka.acks import may_be_produce
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.framing import TOKEN_SIZE_MAX
 from kdissect.kafka.walk import API_KEYS, API_VERSIONS, KafkaStreams, Stream, stream_of
-from kdissect.tcp.byte_ranges import find, int64, peek
+from kdissect.tcp.byte_ranges import find, peek
 from kdissect.tls.records import HANDSHAKE, record_size
 
 TOKENS_MAX = 8  # tokens before the first request of a 0.9 client

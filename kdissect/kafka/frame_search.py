@@ -28,11 +28,11 @@ from __future__ import annotations
 import numpy as np
 
 from kdissect.arrays import Row, Rows
-from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.jit import inlined, int64, kernel, load_u8, load_u16, load_u32
 from kdissect.kafka import sasl_detection
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
 from kdissect.kafka.walk import API_KEYS, API_VERSIONS, Stream
-from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
+from kdissect.tcp.byte_ranges import find, peek, peek_u8
 
 # Grades of a request header. ABSENT: one of its bytes is missing. _NEVER: the size is impossible.
 # POOR: a possible size only. FAIR: also a printable client id. GOOD: also a known API.

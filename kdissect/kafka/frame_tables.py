@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kdissect.arrays import Indices, Row, Rows
-from kdissect.jit import inlined, kernel
+from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
 from kdissect.kafka.walk import Stream
-from kdissect.tcp.byte_ranges import find, int64
+from kdissect.tcp.byte_ranges import find
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
 # Before a frame: another one or the stream's beginning, bytes in no frame, or a beginning that was

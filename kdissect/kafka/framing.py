@@ -27,7 +27,7 @@ A walk stops where its tables are full, and continues from there at the next cal
 from __future__ import annotations
 
 from kdissect.arrays import Indices, Row, Rows
-from kdissect.jit import inlined, kernel, part
+from kdissect.jit import inlined, int64, kernel, part
 from kdissect.kafka import frame_search as search
 from kdissect.kafka import frame_tables, sasl_detection
 from kdissect.kafka.acks import acks_of
@@ -36,7 +36,7 @@ from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN, Tables
 from kdissect.kafka.walk import CLIENTS_MAX, NO_REQUEST, KafkaStreams, Stream, stream_of
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST
-from kdissect.tcp.byte_ranges import find, int64
+from kdissect.tcp.byte_ranges import find
 
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)

@@ -35,11 +35,10 @@ import numpy as np
 
 from kdissect.arrays import Bytes, Indices, Rows
 from kdissect.capture.scratch import Scratch
-from kdissect.jit import inlined, kernel
+from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.exchanges import Frames
 from kdissect.kafka.frame_tables import NO_HOLE, SILENT, TOKEN
-from kdissect.tcp.byte_ranges import int64
 
 CLOCKS_MAX_NS = 1_000_000_000  # by so much the clocks of two captures may differ
 TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched for a token

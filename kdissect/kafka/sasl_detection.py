@@ -20,9 +20,9 @@ with their frames. Their names have at most 20 capitals, digits, hyphens and und
 
 from __future__ import annotations
 
-from kdissect.jit import inlined, kernel
+from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.walk import Stream
-from kdissect.tcp.byte_ranges import int64, peek
+from kdissect.tcp.byte_ranges import peek
 
 TOKEN_BYTES_READ = 256  # bytes of a token that are tested for text
 MECHANISM_MAX = 20  # RFC 4422, 3.1: characters of a mechanism's name

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kdissect.arrays import Bytes, Ints, Row, Rows, TimesNs
-from kdissect.jit import inlined
+from kdissect.jit import inlined, int64
 from kdissect.protocol import catalog
-from kdissect.tcp.byte_ranges import Pieces, int64
+from kdissect.tcp.byte_ranges import Pieces
 
 API_KEYS, API_VERSIONS = 128, 64  # shape of the table of known APIs
 DRAFTS = 2  # versions above the newest defined one that clients already send

@@ -6,6 +6,7 @@ same layouts.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from kdissect.protocol.model import Definition, Field, Type
@@ -110,16 +111,9 @@ class Slot:
         return _EMPTY[self.field.type]
 
 
-_LAYOUTS: dict[tuple[int, int], tuple[Definition, Layout]] = {}
-
-
+@cache
 def layout(definition: Definition, version: int) -> Layout:
     """The top struct of `definition` in `version`. Raises ValueError for an unknown version."""
-    known = _LAYOUTS.get((id(definition), version))
-    if known is not None and known[0] is definition:
-        return known[1]
     if version not in definition.versions:
         raise ValueError(f"{definition.name} has no version {version}")
-    made = Layout(definition.fields, version, version in definition.flexible)
-    _LAYOUTS[id(definition), version] = (definition, made)
-    return made
+    return Layout(definition.fields, version, version in definition.flexible)

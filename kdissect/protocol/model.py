@@ -126,6 +126,9 @@ class Definition:
     record_key: int = -1
     notes: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:  # fast, because definitions are keys of caches
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Api:

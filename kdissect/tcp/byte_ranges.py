@@ -15,9 +15,6 @@ import numpy.typing as npt
 
 from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_kernel, making_part
 
-int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
-
-
 Pieces = npt.NDArray[np.void]  # PIECE[n]
 
 PIECE = np.dtype([

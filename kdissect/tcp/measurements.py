@@ -40,8 +40,7 @@ from kdissect.capture.segments import (
     SYN,
     option_sizes,
 )
-from kdissect.jit import inlined, kernel, load_u8, load_u16
-from kdissect.tcp.byte_ranges import int64
+from kdissect.jit import inlined, int64, kernel, load_u8, load_u16
 from kdissect.tcp.columns import DUPLICATE, UNUSED
 
 NO_TIME = -(1 << 62)

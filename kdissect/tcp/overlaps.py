@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kdissect.capture.segments import NOT_COUNTED
-from kdissect.jit import inlined, load_u8, making_kernel, making_part
-from kdissect.tcp.byte_ranges import find, int64
+from kdissect.jit import inlined, int64, load_u8, making_kernel, making_part
+from kdissect.tcp.byte_ranges import find
 from kdissect.tcp.columns import NO_ACK
 
 BLOCK = 1 << 13  # a stream can be cut after each block of so many segments

@@ -62,8 +62,8 @@ from kdissect.capture.segments import (
     SYN,
     SegmentBatch,
 )
-from kdissect.jit import inlined, kernel, load_u8, making_kernel
-from kdissect.tcp.byte_ranges import PIECE, Pieces, int64
+from kdissect.jit import inlined, int64, kernel, load_u8, making_kernel
+from kdissect.tcp.byte_ranges import PIECE, Pieces
 from kdissect.tcp.columns import (
     CONFLICT,
     CONNECTION,

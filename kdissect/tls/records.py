@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import inlined, kernel, load_u8, making_kernel
-from kdissect.tcp.byte_ranges import find, grown, int64, peek
+from kdissect.jit import inlined, int64, kernel, load_u8, making_kernel
+from kdissect.tcp.byte_ranges import find, grown, peek
 
 CHANGE_CIPHER, ALERT, HANDSHAKE, APPLICATION = 20, 21, 22, 23
 LOST = 0  # instead of a type: a stretch without known boundaries
