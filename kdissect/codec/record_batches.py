@@ -282,8 +282,13 @@ class _Decoder:
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         if magic < 2:
-            wrong = wrong_inner_crc(out[:written].tobytes(), magic)
+            wrong, last_offset = _read_inner(out[:written].tobytes(), magic)
             batch["inner_crc"], batch["inner_computed_crc"] = wrong
+            # KIP-31: the offsets inside count from 0, and the wrapper has the last one's absolute
+            # offset. A stored 0 means that no offsets were assigned yet: then they stay.
+            if magic == 1 and batch["base_offset"] != 0 and last_offset is not None:
+                with np.errstate(over="ignore"):
+                    batch["shift"] = batch["base_offset"] - np.int64(last_offset)
         batch["data_address"], batch["data_size"] = self.arena_at + self.arena_used, written
         self.set_bytes_left -= written
         self.arena_used += written
@@ -469,20 +474,27 @@ def _named(indices: Ints, names: tuple[str, ...], valid: Bools | None = None) ->
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
 
 
-def wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int]:
-    """(stored, computed) CRC of the first message in a wrapper with a wrong one; (0, 0) if all are
-    right. The search ends where the section has no further message of this magic."""
+def _read_inner(section: bytes, magic: int) -> tuple[tuple[int, int], int | None]:
+    """((stored, computed) CRC of the first message in a wrapper with a wrong one, (0, 0) if all are
+    right; offset of the last message, None without one).
+
+    CRCs are checked up to the first message of another magic.
+    """
     pos = 0
+    wrong, last_offset, is_checked = (0, 0), None, True
     while len(section) - pos > rk.MAGIC_POS:
-        _, size, stored, inner_magic = _MESSAGE.unpack_from(section, pos)
+        offset, size, stored, inner_magic = _MESSAGE.unpack_from(section, pos)
         end = pos + rk.ENTRY_HEADER_SIZE + size
-        if size < rk.ENTRY_LENGTH_MIN or end > len(section) or inner_magic != magic:
+        if size < rk.ENTRY_LENGTH_MIN or end > len(section):
             break
-        computed = zlib.crc32(section[pos + rk.MAGIC_POS : end])
-        if stored != computed:
-            return stored, computed
+        last_offset = offset
+        is_checked = is_checked and inner_magic == magic
+        if is_checked:
+            computed = zlib.crc32(section[pos + rk.MAGIC_POS : end])
+            if stored != computed:
+                wrong, is_checked = (stored, computed), False
         pos = end
-    return 0, 0
+    return wrong, last_offset
 
 
 _SEARCHED = 1 << 16  # positions at a time

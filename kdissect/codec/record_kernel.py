@@ -54,7 +54,6 @@ BATCH = np.dtype(
         ("parsed_records", "i8"),
         ("first_offset", "i8"),  # of its first record
         ("shift", "i8"),  # of the offsets inside a wrapper
-        ("is_walked", "i8"),  # `shift` is known
     ]
 )
 _UNREAD = np.zeros(1, BATCH)
@@ -348,8 +347,6 @@ def parse_records(
         base = batch["data_address"]
         end = base + batch["data_size"]
         status = _OK
-        if batch["data_size"] >= 0 and not is_v2 and batch["is_walked"] == 0:
-            _walk_messages(batch)
         while batch["data_size"] >= 0:
             begin = base + batch["parsed_bytes"]
             if is_v2:
@@ -511,31 +508,6 @@ def _load_control_type(key: int, key_size: int) -> int:
         if word >= 0 and word & 0xFFFF < UNKNOWN_CONTROL_TYPE:
             return word & 0xFFFF
     return UNKNOWN_CONTROL_TYPE
-
-
-@jit.inlined
-def _walk_messages(batch: Row) -> None:
-    """Compute the shift of a wrapper's inner offsets (magic 1).
-
-    Inner offsets count from 0, and the wrapper has the last one's absolute offset (KIP-31). A
-    stored 0 means that no offsets were assigned yet: then they stay.
-    """
-    batch["is_walked"] = 1
-    batch["shift"] = 0
-    is_wrapper = batch["attributes"] & _CODEC != 0
-    if not is_wrapper or batch["magic"] != 1 or batch["base_offset"] == 0:
-        return
-    last = 0
-    p = batch["data_address"]
-    end = p + batch["data_size"]
-    while end - p >= ENTRY_HEADER_SIZE:
-        size = _load_i32(p + 8)
-        if size < ENTRY_LENGTH_MIN or size > end - p - ENTRY_HEADER_SIZE:
-            break
-        last = _load_i64(p)
-        p += ENTRY_HEADER_SIZE + size
-    if p > batch["data_address"]:
-        batch["shift"] = _sum(batch["base_offset"], -last)
 
 
 @jit.part
