@@ -11,25 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Indices, Row, Rows
+from kdissect.arrays import Bools, Bytes, Indices, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
-from kdissect.kafka import framing, pairing
+from kdissect.kafka import pairing
 from kdissect.kafka.anomalies import found_anomalies
 from kdissect.kafka.assembly import CONNECTION, EXTENT, Assembly, Protocol
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Pairs
-from kdissect.kafka.frame_tables import NO_FRAMES, Tables
+from kdissect.kafka.frame_tables import NO_FRAMES
 from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.plain_streams import PlainStreams, plain_streams
 from kdissect.kafka.walk import (
-    NO_REQUEST,
     STREAM,
     KafkaStreams,
     new_streams,
     new_walk,
-    stream_of,
 )
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import DUPLICATE, CloseReason
@@ -246,27 +244,12 @@ def _frames(
 ) -> tuple[tuple[Frames, Frames], Pairs]:
     """Return the requests and the responses, and their pairs; appends the extents of both."""
     kafka, connections = plain.streams, streams.connections
-    count = len(connections)
-    nowhere = np.zeros(count + 1, np.int64)
-
-    def walk_requests(walk: Row, tables: Tables) -> None:
-        framing.walk_on(kafka, walk, NO_FRAMES, nowhere, tables)
-
-    requests = Frames.of(walk_requests, new_walk(REQUEST, size_max), count, scratch, extents)
+    requests = Frames.of(kafka, new_walk(REQUEST, size_max), None, scratch, extents)
     plain.settle(requests)
-    of_responses = _streams_of(kafka.client_side, RESPONSE)
-
-    def walk_responses(walk: Row, tables: Tables) -> None:
-        framing.walk_on(kafka, walk, requests.table, requests.start, tables)
-        if walk["request"] != NO_REQUEST:
-            from kdissect.kafka.response_bodies import refuse_other_bytes  # it loads the decoder
-
-            stream = stream_of(kafka, of_responses[walk["connection"]])
-            refuse_other_bytes(walk, stream, requests.table)
-
-    responses = Frames.of(walk_responses, new_walk(RESPONSE, size_max), count, scratch, extents)
+    responses = Frames.of(kafka, new_walk(RESPONSE, size_max), requests, scratch, extents)
     plain.settle(responses)
     is_closed = connections["close_reason"] != CloseReason.CAPTURE_END
+    of_responses = _streams_of(kafka.client_side, RESPONSE)
     has_loss = (_missing(streams)[of_responses] > 0) | (known["has_loss"] != 0)
     return (requests, responses), _pairs(requests, responses, is_closed, has_loss, scratch)
 

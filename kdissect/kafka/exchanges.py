@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,13 +9,12 @@ import numpy as np
 
 from kdissect.arrays import Bools, Ids, Indices, Row, Rows, take
 from kdissect.capture.scratch import Scratch, Written
-from kdissect.kafka import frame_tables
+from kdissect.kafka import frame_tables, framing
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
-from kdissect.kafka.frame_tables import FRAME, HOLE, NO_HOLE, TOKEN, Tables
+from kdissect.kafka.frame_tables import FRAME, HOLE, NO_FRAMES, NO_HOLE, TOKEN
+from kdissect.kafka.walk import NO_REQUEST, KafkaStreams, stream_of
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
-
-Step = Callable[[Row, Tables], None]  # `framing.walk_on` over some streams: (walk, tables)
 
 NO_RESPONSE = -(1 << 62)  # no earlier response is known
 FRAMES_AT_ONCE = 1 << 15  # frames found, or exchanges looked at, between writes to files
@@ -37,12 +35,14 @@ class Frames(NamedTuple):
 
     @staticmethod
     def of(
-        step: Step, walk: Row, connection_count: int, scratch: Scratch, extents: Written
+        streams: KafkaStreams, walk: Row, asked: Frames | None, scratch: Scratch, extents: Written
     ) -> Frames:
-        """All frames that a walk finds in the streams of a direction; their extents are appended.
-
-        step: continues the walk until the tables are full.
-        """
+        """All frames that a new walk finds in the streams of its direction; their extents are
+        appended. asked: for a walk over responses, the requests."""
+        connection_count = len(streams.protocol)
+        pending, pending_start = NO_FRAMES, np.zeros(connection_count + 1, np.int64)
+        if asked is not None:
+            pending, pending_start = asked.table, asked.start
         written, faults = Written(FRAME, scratch), Written(ANOMALY, scratch)
         start = np.zeros(connection_count + 1, np.int64)
         framed_bytes = np.zeros(connection_count, np.int64)
@@ -50,7 +50,13 @@ class Frames(NamedTuple):
         tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
         while walk["connection"] < connection_count:
             tables.used[:] = 0
-            step(walk, tables)
+            framing.walk_on(streams, walk, pending, pending_start, tables)
+            if walk["request"] != NO_REQUEST:
+                from kdissect.kafka.response_bodies import refuse_other_bytes  # loads the decoder
+
+                connection = int(walk["connection"])
+                number = 2 * connection + (int(streams.client_side[connection]) ^ RESPONSE)
+                refuse_other_bytes(walk, stream_of(streams, number), pending)
             frames, of_frames, of_faults = (
                 table[:count] for table, count in zip(tables[:3], tables.used, strict=True)
             )
