@@ -36,8 +36,7 @@ class Groups:
         self._assignments: dict[tuple[str, int], list[Body]] = {}
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._last_epoch: dict[tuple[str, str], int] = {}
-        self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
-        self._endpoint_epochs: dict[tuple[str, int], int] = {}
+        self._assigned: dict[tuple[str, str], Assigned] = {}
 
     def add_captured(self, sync: Body) -> None:
         """Remember the assignments of a captured SyncGroup, if it is the leader's."""
@@ -76,16 +75,11 @@ class Groups:
         return given or self._assignments.get((group, generation), [])
 
     def owned(self, group: str, member: str, request: Body) -> Assigned:
-        """The fields of a member's heartbeat that report its partitions or tasks, at the target.
-
-        If the captured member reports its captured assignment, they are its assignment at the
-        target. Otherwise there are none: the fields stay as captured.
-        """
-        captured, target = self._assigned.get((group, member), ({}, {}))
-        if not captured or any(request.get(name) is None for name in captured):
-            return {}
-        is_equal = all(_as_set(request[name]) == _as_set(captured[name]) for name in captured)
-        return target if is_equal else {}
+        """The fields of a member's heartbeat that report its partitions or tasks, at the target:
+        its assignment there. They stay as captured if it reports none, or joins."""
+        assigned = self.assigned(group, member)
+        is_reported = all(request.get(name) is not None for name in assigned)
+        return assigned if is_reported and request["member_epoch"] > 0 else {}
 
     def member_epoch(self, group: str, member: str) -> int:
         """The epoch of a member in the last answer of the target; 0 if it has not joined."""
@@ -93,11 +87,7 @@ class Groups:
 
     def assigned(self, group: str, member: str) -> Assigned:
         """The assignment of a member at the target."""
-        return self._assigned.get((group, member), ({}, {}))[1]
-
-    def endpoint_epoch(self, group: str, captured: int) -> int:
-        """The target's endpoint information epoch of a streams group (KIP-1071)."""
-        return self._endpoint_epochs.get((group, captured), captured)
+        return self._assigned.get((group, member), {})
 
     def joined(self, request: Body, captured: Body, answer: Body) -> None:
         """A JoinGroup of a classic group was answered."""
@@ -127,12 +117,6 @@ class Groups:
         member = captured["member_id"] or request["member_id"]
         if answer["member_id"] and member:
             self.members[group, member] = answer["member_id"]
-        if "endpoint_information_epoch" in captured:
-            epoch = captured["endpoint_information_epoch"]
-            self._endpoint_epochs[group, epoch] = answer["endpoint_information_epoch"]
-        was = assignment_in(captured)
-        if was is not None:
-            self._assigned[group, member] = was, self.assigned(group, member)
         self.followed(group, member, captured["member_epoch"], answer)
 
     def followed(self, group: str, member: str, captured_epoch: int, answer: Body) -> None:
@@ -142,9 +126,8 @@ class Groups:
         """
         epoch = answer["member_epoch"]
         self._epochs[group, member, captured_epoch] = self._last_epoch[group, member] = epoch
-        now = assignment_in(answer)
-        if now is not None:
-            self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now
+        if (assigned := assignment_in(answer)) is not None:
+            self._assigned[group, member] = assigned
 
 
 def assignment_in(answer: Body) -> Assigned | None:
@@ -176,14 +159,6 @@ def with_topics(data: bytes, what: str, renamed: Callable[[str], str]) -> bytes:
 def is_assigned(assigned: Assigned | None) -> bool:
     """Return whether an assignment has at least one partition or task."""
     return any(each["partitions"] for value in (assigned or {}).values() for each in value)
-
-
-def _as_set(value: list[Body]) -> set[tuple[Any, int]]:
-    return {
-        (each.get("topic_id", each.get("subtopology_id")), number)
-        for each in value
-        for number in each["partitions"]
-    }
 
 
 # -- share sessions (KIP-932) ---------------------------------------------------------------------

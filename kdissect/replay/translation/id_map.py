@@ -37,10 +37,10 @@ from kdissect.replay.workload.messages import (
 RENAME_KINDS = ("topic", "group", "transactional-id")
 # Types of the resources of ACLs and of configs (ResourceType and ConfigResource.Type of Kafka's
 # clients).
-_ACL_RESOURCES = {2: "topic", 3: "group", 4: "cluster", 5: "transactional id",
-                  6: "delegation token", 7: "user"}  # fmt: skip
-_CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics",
-                     32: "group"}  # fmt: skip
+_ACL_RESOURCES = dict(
+    enumerate(("topic", "group", "cluster", "transactional id", "delegation token", "user"), 2)
+)
+_CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 IN_SYNC = "min.insync.replicas"
 ZERO_UUID = UUID(int=0)
 _SEQUENCES = 1 << 31  # they wrap to 0

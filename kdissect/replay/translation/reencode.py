@@ -80,14 +80,13 @@ def _fitted(
 
 # Without these a request still asks for the same thing: they are for the broker's log, for checks
 # that an older broker does not make, or for limits that it sets itself.
-DROPPABLE = frozenset(
-    {
-        "reason", "client_software_name", "client_software_version", "rack_id",
-        "include_documentation", "retention_time_ms", "current_leader_epoch", "last_fetched_epoch",
-        "committed_leader_epoch", "require_stable", "member_epoch", "log_start_offset",
-        "timeout_ms", "protocol_type", "protocol_name", "rebalance_timeout_ms",
-    }
-)  # fmt: skip
+_DROPPABLE_NAMES = (
+    "reason client_software_name client_software_version rack_id include_documentation "
+    "retention_time_ms current_leader_epoch last_fetched_epoch committed_leader_epoch "
+    "require_stable member_epoch log_start_offset timeout_ms protocol_type protocol_name "
+    "rebalance_timeout_ms"
+)
+DROPPABLE = frozenset(_DROPPABLE_NAMES.split())
 
 
 def _identified(ids: IdMap, new: Layout, values: Body) -> Body:

@@ -178,9 +178,6 @@ class Translator:
             body["member_epoch"] = ids.groups.member_epoch(group, member)
             if exchange.api_key != ApiKey.SHARE_GROUP_HEARTBEAT:
                 body |= ids.groups.assigned(group, member)
-        if exchange.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT:
-            epoch = captured.get("endpoint_information_epoch", -1)
-            body["endpoint_information_epoch"] = ids.groups.endpoint_epoch(group, epoch)
         header = {"correlation_id": 0, "client_id": exchange.client_id}
         return encode_message(Message(api_key, version, "request", header, body))
 
@@ -436,15 +433,12 @@ def _sync_group(ids: IdMap, step: Step, body: Body) -> Body:
 
 
 def _heartbeat(ids: IdMap, step: Step, body: Body) -> Body:
-    """A member reports what the target assigned to it, if it reported its captured assignment."""
+    """A member reports what the target assigned to it."""
     for name, assigned in ids.groups.owned(body["group_id"], body["member_id"], body).items():
         body[name] = [dict(each) for each in assigned]
         for each in body[name]:
             if "topic_id" in each:  # `translate` goes from the capture's ids to the target's
                 each["topic_id"] = ids.captured_topic_id(each["topic_id"])
-    if "endpoint_information_epoch" in body:
-        epoch = ids.groups.endpoint_epoch(body["group_id"], body["endpoint_information_epoch"])
-        body["endpoint_information_epoch"] = epoch
     return body
 
 
