@@ -67,25 +67,18 @@ class Answer(NamedTuple):
     at_ns: int
 
 
-class Pending(NamedTuple):
-    """A request without its answer."""
-
-    correlation_id: int
-    answer: asyncio.Future[Answer]
-
-
 class Link(asyncio.Protocol):
     """Frames over one connection: requests go out at once, their answers come in the same order.
 
-    number: among the connections of a run. pending: requests that are not answered, in order.
-    lost: why the connection has ended, or None. opened_ns, lost_ns: when, by `time.monotonic_ns`;
-    -1 not yet.
+    number: among the connections of a run. pending: correlation id and answer to come of each
+    request that is not answered, in order. lost: why the connection has ended, or None. opened_ns,
+    lost_ns: when, by `time.monotonic_ns`; -1 not yet.
     """
 
     def __init__(self) -> None:
         self.number = -1
         self.transport: asyncio.Transport | None = None
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[tuple[int, asyncio.Future[Answer]]] = deque()
         self.lost: str | None = None
         self.opened_ns, self.lost_ns = time.monotonic_ns(), -1
         self._login_due_ns = 0  # 0: never
@@ -138,12 +131,11 @@ class Link(asyncio.Protocol):
         if not self.pending:
             self.fail("an answer came that nothing had asked for")
             return
-        found = int.from_bytes(frame[:4], "big")
-        if found != self.pending[0].correlation_id:
-            wanted = self.pending[0].correlation_id
+        found, (wanted, answer) = int.from_bytes(frame[:4], "big"), self.pending[0]
+        if found != wanted:
             self.fail(f"an answer has correlation id {found} where {wanted} was due")
             return
-        answer = self.pending.popleft().answer
+        self.pending.popleft()
         if not answer.done():
             answer.set_result(Answer(frame, time.monotonic_ns()))
 
@@ -172,7 +164,7 @@ class Link(asyncio.Protocol):
             answer.set_exception(ConnectFailed("unreachable", self.lost))
             return frame, answer
         sent = self.send(frame)
-        self.pending.append(Pending(self._correlation_id, answer))
+        self.pending.append((self._correlation_id, answer))
         if limit_s < math.inf:
             loop.call_later(limit_s, self._overdue, answer, limit_s)
         return sent, answer
@@ -186,7 +178,7 @@ class Link(asyncio.Protocol):
         due before it."""
         if answer.done():
             return
-        if self.pending[0].answer is not answer:
+        if self.pending[0][1] is not answer:
             asyncio.get_running_loop().call_later(limit_s, self._overdue, answer, limit_s)
             return
         answer.set_exception(ConnectFailed("timeout", f"no answer within {limit_s:g} s"))
@@ -215,7 +207,7 @@ class Link(asyncio.Protocol):
         self._buffer.clear()
         self._is_writable.set()
         while self.pending:
-            answer = self.pending.popleft().answer
+            _, answer = self.pending.popleft()
             if not answer.done():
                 answer.set_exception(ConnectFailed("unreachable", reason))
 

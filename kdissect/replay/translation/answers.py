@@ -68,12 +68,8 @@ def _create_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: 
 
 def _delete_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     for topic in entries(answer["responses"]):
-        if topic["error_code"] == 0 and (name := topic["name"]):
-            # the id stays known: a late request by id is refused by both
-            for captured_id, captured_name in ids.names.items():
-                if ids.topic(captured_name) == name and name in ids.target.topic_ids:
-                    ids.topic_ids.setdefault(captured_id, ids.target.topic_ids[name])
-            ids.target.forget_topic(name)
+        if topic["error_code"] == 0 and topic["name"]:
+            ids.target.forget_topic(topic["name"])
 
 
 def _produce(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:

@@ -100,14 +100,6 @@ class Groups:
             generation = captured["generation_id"]
             self._generations[group, generation] = answer["generation_id"]
             self._leaders[group, generation] = answer["leader"]
-            named = {
-                each["group_instance_id"]: each["member_id"]
-                for each in entries(answer["members"])
-                if each.get("group_instance_id")
-            }
-            for each in entries(captured["members"]):
-                if found := named.get(each.get("group_instance_id")):
-                    self.members[group, each["member_id"]] = found
 
     def heartbeat(self, request: Body, captured: Body, answer: Body) -> None:
         """A heartbeat of a consumer, share or streams group was answered."""

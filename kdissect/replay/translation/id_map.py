@@ -300,11 +300,6 @@ class Producers:
         epoch = target.epoch + captured.epoch - last.epoch
         return Producer(target.producer_id, max(0, min(epoch, 0x7FFF)))
 
-    def target_id(self, captured_id: int) -> int | None:
-        """The target's producer id, for messages that have no epoch; None if it is unknown."""
-        last = self._last.get(captured_id)
-        return None if last is None else self.targets[last].producer_id
-
     def sequence(self, captured: Producer, log: Log, base_sequence: int) -> int:
         """The target's base sequence of a captured batch."""
         if base_sequence < 0:

@@ -244,12 +244,12 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
 def _producer_id(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
     if value < 0:
         return value
-    found = ids.producers.target_id(value)
+    found = ids.producers.target(Producer(value, -1))
     if found is None and ref.slot.field.is_array:
         return value  # a filter
     if found is None:
         raise _unknown_producer(ids, value)
-    return found
+    return found.producer_id
 
 
 def _unknown_producer(ids: IdMap, producer_id: int) -> Untranslatable:
