@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
@@ -55,6 +55,7 @@ _KIND_OF = {
 SHOWN_NAMES = 40
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
 _CREATE_TIMEOUT_MS, _DELETE_TIMEOUT_MS = 30_000, 10_000
+_NOT_SAID = int(ErrorCode.UNKNOWN_SERVER_ERROR)
 _ABSENT = frozenset(
     {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND}
 )
@@ -306,37 +307,26 @@ async def _ask_to_make(
 async def delete_names(target: Target, names: Sequence[Name]) -> list[str]:
     """Delete topics and groups, and return a line for each that is still there."""
     kept: list[str] = []
-    for kind, delete in (("group", _delete_groups), ("topic", _delete_topics)):
-        chosen = [name for each, name in names if each == kind]
-        try:
-            codes = await delete(target, chosen) if chosen else {}
-        except (ConnectFailed, EnvironmentFailed) as error:
-            kept.append(f"{len(chosen)} {kind} names were not deleted: {error}")
+    for kind, name in sorted(names):  # groups, which may have offsets of the topics, before these
+        if kind not in ("group", "topic"):
             continue
-        kept += [
-            f"{kind} {visible(name)} was not deleted: {error_name(code)}"
-            for name, code in codes.items()
-            if code not in _ABSENT
-        ]
+        try:
+            code = await _delete(target, kind, name)
+            why = "" if code in _ABSENT else error_name(code)
+        except ConnectFailed as error:
+            why = str(error)
+        if why:
+            kept.append(f"{kind} {visible(name)} was not deleted: {why}")
     return kept
 
 
-async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, int]:
-    """Error codes by topic. Raises ConnectFailed."""
-    body = {
-        "timeout_ms": _DELETE_TIMEOUT_MS,
-        "topic_names": list(names),  # from v6 on "topics" (KIP-516)
-        "topics": [{"name": name} for name in names],
-    }
-    answer = await target.ask(ApiKey.DELETE_TOPICS, body, target.cluster.controller_id)
-    return {each["name"]: each["error_code"] for each in answer["responses"]}
-
-
-async def _delete_groups(target: Target, names: Collection[str]) -> dict[str, int]:
-    """Error codes by group, from the coordinator of each. Raises ConnectFailed."""
-    codes: dict[str, int] = {}
-    for name in names:
+async def _delete(target: Target, kind: str, name: str) -> int:
+    """The error code of the answer. Raises ConnectFailed."""
+    if kind == "group":
         node = await target.coordinator(GROUP_KEY, name)
-        answer = await target.ask(ApiKey.DELETE_GROUPS, {"groups_names": [name]}, node)
-        codes |= {each["group_id"]: each["error_code"] for each in answer["results"]}
-    return codes
+        body = await target.ask(ApiKey.DELETE_GROUPS, {"groups_names": [name]}, node)
+        return next((each["error_code"] for each in body["results"]), _NOT_SAID)
+    named = {"topic_names": [name], "topics": [{"name": name}]}  # the second since KIP-516
+    asked = {"timeout_ms": _DELETE_TIMEOUT_MS, **named}
+    body = await target.ask(ApiKey.DELETE_TOPICS, asked, target.cluster.controller_id)
+    return next((each["error_code"] for each in body["responses"]), _NOT_SAID)

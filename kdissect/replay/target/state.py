@@ -9,9 +9,9 @@ stable offset as read_committed, then to its end. Of each batch a digest of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
@@ -147,7 +147,7 @@ class _Reader:
     def _captured(self, kind: str, name: str) -> str:
         return self._old.get((kind, name), name)
 
-    async def attempt(self, what: str, reading: Any) -> None:
+    async def attempt(self, what: str, reading: Awaitable[None]) -> None:
         """Await a part; a failure is noted, and the other parts are read all the same."""
         try:
             await reading
@@ -271,7 +271,7 @@ class _AbortedTransactions:
     """Which batches a read_committed consumer skips (KIP-98). listed: by the answers so far."""
 
     def __init__(self) -> None:
-        self.listed: list[dict[str, Any]] = []
+        self.listed: list[Body] = []
         self._open: set[int] = set()
 
     def ends(self, batch: Batch) -> bool:
@@ -295,7 +295,7 @@ def _stored(batch: Batch, is_aborted: bool) -> StoredBatch:
     return StoredBatch(header.base_offset, records, digest, is_aborted, has_time)
 
 
-def _fetch(log: Log, offset: int, isolation_level: int) -> dict[str, Any]:
+def _fetch(log: Log, offset: int, isolation_level: int) -> Body:
     asked = {"partition": log[1], "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
     return {
         "max_wait_ms": 0,

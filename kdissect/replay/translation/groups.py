@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 from kdissect.codec import message_codec
@@ -198,7 +197,7 @@ class ShareSessions:
         self.acknowledged: set[int] = set()
         self.ready: set[Log] = set()
 
-    def of(self, broker: Broker, body: Mapping[str, Any]) -> ShareSession:
+    def of(self, broker: Broker, body: Body) -> ShareSession:
         """The session of a captured request."""
         key = broker, body["group_id"] or "", body["member_id"] or ""
         return self._sessions.setdefault(key, ShareSession())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -27,6 +27,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.translation.groups import Entries, Groups, ShareSessions
 from kdissect.replay.workload.messages import (
+    Body,
     CapturedTopics,
     TopicNames,
     bodies,
@@ -130,10 +131,6 @@ class IdMap:
         name = self.names.get(captured)
         return None if name is None else self.target.topic_ids.get(self.topic(name))
 
-    def captured_topic_id(self, target: UUID) -> UUID:
-        """The capture's id of a topic by the target's; an unknown one stays."""
-        return next((mine for mine, other in self.topic_ids.items() if other == target), target)
-
     def node(self, captured: int) -> int:
         """A node of the target for one of the capture's: itself where it is there, else by order,
         around the target's nodes. A number that is no node of the capture stays one that is none.
@@ -177,7 +174,7 @@ class TargetTopics(TopicNames):
             return ids.captured_topic_name(name or "")
         if topic_id in ids.target.names:
             return ids.captured_topic_name(ids.target.names[topic_id])
-        return ids.names.name("", ids.captured_topic_id(topic_id))
+        return ids.names.name("", topic_id)
 
 
 @dataclass(eq=False)
@@ -205,7 +202,7 @@ class Cluster:
         """The nodes among which requests have to choose: none if there is only one."""
         return self.nodes if len(self.nodes) > 1 else {}
 
-    def learn_metadata(self, body: Mapping[str, Any]) -> None:
+    def learn_metadata(self, body: Body) -> None:
         """A response of the target to Metadata, DescribeTopicPartitions or CreateTopics."""
         for broker in entries(body.get("brokers")):
             self.nodes[broker["node_id"]] = broker["host"], broker["port"]
@@ -225,7 +222,7 @@ class Cluster:
                     leader = partition["leader_id"], partition.get("leader_epoch", -1)
                     self.leaders[name, partition["partition_index"]] = leader
 
-    def learn_all(self, body: Mapping[str, Any]) -> None:
+    def learn_all(self, body: Body) -> None:
         """A Metadata response about all brokers and topics: others are gone."""
         self.nodes.clear()
         listed = {topic["name"] for topic in body["topics"]}

@@ -236,8 +236,8 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     if found is not None:
         return found
     was_refused = ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response_body(step.exchange))
-    if value in ids.names or was_refused:
-        return value  # the target is to say that it has no such topic, too
+    if value in ids.target.names or value in ids.names or was_refused:
+        return value  # the target's own, or it is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture has the name of topic id {value}")
 
 
@@ -436,9 +436,6 @@ def _heartbeat(ids: IdMap, step: Step, body: Body) -> Body:
     """A member reports what the target assigned to it."""
     for name, assigned in ids.groups.owned(body["group_id"], body["member_id"], body).items():
         body[name] = [dict(each) for each in assigned]
-        for each in body[name]:
-            if "topic_id" in each:  # `translate` goes from the capture's ids to the target's
-                each["topic_id"] = ids.captured_topic_id(each["topic_id"])
     return body
 
 

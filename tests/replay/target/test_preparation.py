@@ -17,10 +17,10 @@ def test_names_are_deleted_and_the_rest_is_named() -> None:
 
     def body_of(api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
         if api_key == ApiKey.DELETE_TOPICS:
-            names = [each["name"] for each in request["topics"]]
-            asked.append((ApiKey.DELETE_TOPICS, names))
-            codes = {"orders-1": 0, "gone-1": UNKNOWN_TOPIC}
-            return {"responses": [{"name": name, "error_code": codes[name]} for name in names]}
+            [topic] = request["topics"]
+            asked.append((ApiKey.DELETE_TOPICS, topic["name"]))
+            code = UNKNOWN_TOPIC if topic["name"] == "gone-1" else 0
+            return {"responses": [{"name": topic["name"], "error_code": code}]}
         if api_key != ApiKey.DELETE_GROUPS:
             return None
         [name] = request["groups_names"]
@@ -40,9 +40,10 @@ def test_names_are_deleted_and_the_rest_is_named() -> None:
     with FakeBroker(answering(body_of)).running() as server:
         [line] = asyncio.run(run(server.port))
     assert asked == [
-        (ApiKey.DELETE_GROUPS, "idle"),
         (ApiKey.DELETE_GROUPS, "busy\x1b"),
-        (ApiKey.DELETE_TOPICS, ["orders-1", "gone-1"]),
+        (ApiKey.DELETE_GROUPS, "idle"),
+        (ApiKey.DELETE_TOPICS, "gone-1"),
+        (ApiKey.DELETE_TOPICS, "orders-1"),
     ]
     assert "\x1b" not in line
     assert line.endswith("was not deleted: NON_EMPTY_GROUP")
