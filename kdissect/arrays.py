@@ -12,35 +12,38 @@ import numpy as np
 import numpy.typing as npt
 
 # What an array holds, where arrays pass between modules.
+Array = npt.NDArray[Any]  # anything
 Rows = npt.NDArray[np.void]  # rows of a structured array
 Row = np.void  # one of them; kernels change it in place
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[Any]  # integers of any width
+Ints = Array  # integers of any width
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]  # of rows in another array
 Positions = npt.NDArray[np.int64]  # of bytes in a buffer or a stream
 TimesNs = npt.NDArray[np.int64]  # nanoseconds since 1970
 Ids = npt.NDArray[np.int64]  # of captures, connections or exchanges
+Addresses = npt.NDArray[np.uint64]  # of bytes in memory
+Marks = npt.NDArray[np.uint8]  # flags or codes, one for each row of another array
 
 
-def _raw(array: Rows) -> Any:
+def _raw(array: Rows) -> Rows:
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
 
 
-def address_of(array: npt.NDArray[Any]) -> int:
+def address_of(array: Array) -> int:
     """The address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def read_only(array: Array) -> Array:
     """The same memory, read-only, as mapped captures are: else Numba compiles kernels for both."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
+def take(array: Rows, rows: Array) -> Rows:
     """Return array[rows] for an array of indices; a copy."""
     if len(rows) and 0 <= rows[0] <= rows[-1] < len(array) and (rows[1:] == rows[:-1] + 1).all():
         return copied(array[rows[0] : rows[-1] + 1])
@@ -60,9 +63,7 @@ def joined(arrays: Sequence[Rows]) -> Rows:
     return result
 
 
-def renumbered(
-    numbers: npt.NDArray[Any], count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def renumbered(numbers: Array, count: int) -> tuple[Indices, Indices]:
     """Return np.unique(numbers, return_inverse=True), faster; all numbers are below `count`."""
     if count > 4 * len(numbers):
         return np.unique(numbers, return_inverse=True)
@@ -71,7 +72,7 @@ def renumbered(
     return np.flatnonzero(is_used), np.cumsum(is_used)[numbers] - 1
 
 
-def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def distinct(values: Array) -> tuple[Indices, Indices]:
     """Return np.unique(values, return_inverse=True), faster for integers that are close
     together."""
     if not len(values):
@@ -81,7 +82,7 @@ def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return used + low, index
 
 
-def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
+def by_value(values: Array) -> dict[int, Indices]:
     """Return the places of each value, ascending, for 16-bit numbers."""
     # numpy sorts 16-bit numbers by radix
     order = np.argsort(values.astype(np.int16, copy=False), kind="stable")
@@ -89,7 +90,7 @@ def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
     return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}
 
 
-def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def in_order_of_time(time_ns: Array, ident: Array) -> Indices:
     """Return np.lexsort((ident, time_ns)), faster if times are nearly sorted and few are equal."""
     order = np.argsort(time_ns, kind="stable")
     is_equal = np.diff(time_ns[order]) == 0
@@ -99,9 +100,7 @@ def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.
     return order
 
 
-def gather_ranges(
-    start: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def gather_ranges(start: Indices, count: Indices) -> tuple[Indices, Indices]:
     """Return the indices of all ranges one after the other, and the new start of each range."""
     ends = np.cumsum(count)
     new_start = ends - count

@@ -14,24 +14,35 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
 import numpy as np
-from llvmlite import ir
+import numpy.typing as npt
+from llvmlite.ir import IntType, IRBuilder, Value
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import infer_global
 from numba.extending import intrinsic
+from numba.types import Type
 
 from .kernel_cache import KernelCache
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing import Signature
 
 JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
 BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
+Args = Sequence[Value]
+Typed = tuple["Signature", Callable[..., Value]]  # of an intrinsic
+Load = Callable[[int | np.uint64], int]
+Read = Callable[[npt.NDArray[np.uint8], int], int]
+Store = Callable[[int, int], None]
 
 
 def kernel(function: Function) -> Function:
@@ -60,7 +71,7 @@ def _compiled(function: Function, counts: bool) -> Function:
     return cached
 
 
-_helpers: list[Any] = []  # keeps them alive, because types.Dispatcher does not
+_helpers: list[object] = []  # keeps them alive, because types.Dispatcher does not
 
 
 def inlined(function: Function) -> Function:
@@ -102,7 +113,7 @@ def _dispatcher(function: Function, **options: bool) -> Any:
     )(function)
     call_template = compiled.get_call_template
 
-    def plain_call_template(args: Any, kws: Any) -> Any:
+    def plain_call_template(args: tuple[Type, ...], kws: object) -> object:
         return call_template(tuple(types.unliteral(kind) for kind in args), kws)
 
     # otherwise Numba compiles a function again for each constant that a kernel passes to it
@@ -110,19 +121,19 @@ def _dispatcher(function: Function, **options: bool) -> Any:
     return compiled
 
 
-def _loaded(builder: Any, pointer: Any, bits: int) -> Any:
-    kind = ir.IntType(bits)
+def _loaded(builder: IRBuilder, pointer: Value, bits: int) -> Value:
+    kind = IntType(bits)
     value = builder.load(builder.bitcast(pointer, kind.as_pointer()))
     value.align = 1
     return builder.bswap(value) if bits > 8 else value
 
 
-def _address_load(bits: int, result: Any) -> Any:
-    def typed(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+def _address_load(bits: int, result: Type) -> Load:
+    def typed(typingctx: object, address: Type) -> Typed:
+        def codegen(context: BaseContext, builder: IRBuilder, of: Signature, args: Args) -> Value:
+            pointer = builder.inttoptr(args[0], IntType(8).as_pointer())
             value = _loaded(builder, pointer, bits)
-            wide = ir.IntType(64)
+            wide = IntType(64)
             return builder.zext(value, wide) if bits < 64 else value
 
         return result(types.uint64), codegen
@@ -130,10 +141,10 @@ def _address_load(bits: int, result: Any) -> Any:
     return intrinsic(typed)
 
 
-def _address_store(bits: int) -> Any:
-    def typed(typingctx: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.IntType(bits)
+def _address_store(bits: int) -> Store:
+    def typed(typingctx: object, address: Type, value: Type) -> Typed:
+        def codegen(context: BaseContext, builder: IRBuilder, of: Signature, args: Args) -> Value:
+            kind = IntType(bits)
             pointer = builder.inttoptr(args[0], kind.as_pointer())
             value = builder.trunc(args[1], kind) if bits < 64 else args[1]
             builder.store(value, pointer).align = 1
@@ -144,9 +155,9 @@ def _address_store(bits: int) -> Any:
     return intrinsic(typed)
 
 
-def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
+def _copy_bytes(typingctx: object, target: Type, source: Type, size: Type) -> Typed:
+    def codegen(context: BaseContext, builder: IRBuilder, of: Signature, args: Args) -> Value:
+        byte = IntType(8).as_pointer()
         target, source = (builder.inttoptr(place, byte) for place in args[:2])
         cgutils.raw_memcpy(builder, target, source, args[2], 1)
         return context.get_dummy_value()
@@ -154,17 +165,15 @@ def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-def _array_load(bits: int, signed: bool) -> Any:
-    def typed(typingctx: Any, buf: Any, pos: Any) -> Any:
+def _array_load(bits: int, signed: bool) -> Read:
+    def typed(typingctx: object, buf: types.Array, pos: Type) -> Typed:
         assert (buf.dtype, buf.ndim, buf.layout) == (types.uint8, 1, "C"), buf
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            pointer = builder.gep(
-                builder.bitcast(array.data, ir.IntType(8).as_pointer()), [args[1]]
-            )
+        def codegen(context: BaseContext, builder: IRBuilder, of: Signature, args: Args) -> Value:
+            array = context.make_array(of.args[0])(context, builder, args[0])
+            pointer = builder.gep(builder.bitcast(array.data, IntType(8).as_pointer()), [args[1]])
             value = _loaded(builder, pointer, bits)
-            wide = ir.IntType(64)
+            wide = IntType(64)
             if bits == 64:
                 return value
             return builder.sext(value, wide) if signed else builder.zext(value, wide)
@@ -192,17 +201,17 @@ if JIT_ENABLED:
     read_i64 = _array_load(64, True)
 else:
 
-    def _plain_load(size: int) -> Any:
+    def _plain_load(size: int) -> Load:
         return lambda address: int.from_bytes(ctypes.string_at(int(address), size), "big")
 
-    def _plain_store(size: int) -> Any:
+    def _plain_store(size: int) -> Store:
         def store(address: int, value: int) -> None:
             data = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, sys.byteorder)
             ctypes.memmove(int(address), data, size)
 
         return store
 
-    def _plain_read(size: int, signed: bool) -> Any:
+    def _plain_read(size: int, signed: bool) -> Read:
         return lambda buf, pos: int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)
 
     load_u8, load_u16, load_u32 = (_plain_load(size) for size in (1, 2, 4))

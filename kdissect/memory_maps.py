@@ -6,14 +6,13 @@ import ctypes
 import errno
 import mmap
 import os
-from typing import Any
 
 PAGE_SIZE = mmap.PAGESIZE
 
 _POPULATE_READ = 22  # of madvise, from Linux 5.14 on
 
 
-def _library() -> Any:
+def _library() -> ctypes.CDLL | None:
     """Return the C library of this process; None on Windows."""
     try:
         return ctypes.CDLL(None, use_errno=True)
@@ -35,5 +34,5 @@ def read_pages(address: int, size: int) -> None:
 
 def trim_heap() -> None:
     """Return freed memory to the system, which glibc would keep."""
-    if hasattr(_libc, "malloc_trim"):
+    if _libc is not None and hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(ctypes.c_size_t(0))

@@ -7,9 +7,8 @@ from typing import Any
 
 import cramjam
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from kdissect.arrays import Array
 
 
 def pack(arrays: Sequence[Array]) -> bytes:

@@ -13,13 +13,12 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect import memory_maps
+from kdissect.arrays import Addresses, Bytes, Ints, Positions, Rows
 from kdissect.capture.copies import local_path
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.packet_reader import (
@@ -31,16 +30,19 @@ from kdissect.jit import copy_bytes, kernel
 
 WALKED_BYTES = 8 << 20  # bytes tested at a time in a walk over a capture
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-
 CARRIED_FROM = 1 << 62  # positions from here on are those of `Sources.carried`
 
 
 @kernel
 def _locate(
-    pos: Any, length: Any, source: Any, bases: Any, sizes: Any, carried: Any, out: Any
-) -> Any:
+    pos: Positions,
+    length: Ints,
+    source: Ints,
+    bases: Addresses,
+    sizes: Ints,
+    carried: Addresses,
+    out: Addresses,
+) -> tuple[int, int]:
     """Fill `out` with the address of each extent, 0 for missing bytes.
 
     carried: uint64[2], address and size of the carried bytes.
@@ -66,7 +68,7 @@ def _locate(
 
 
 @kernel
-def _copy_extents(address: Any, length: Any, out: Any, target: Any) -> None:
+def _copy_extents(address: Addresses, length: Ints, out: Bytes, target: int) -> None:
     """Copy the bytes at each address to `out`, which lies at the address `target`; zeros for
     address 0."""
     at = 0
@@ -137,8 +139,8 @@ class Sources:
     folder: str = ""
     arrays: dict[int, Bytes] = field(default_factory=dict)
     carried: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
-    _bases: npt.NDArray[np.uint64] = field(init=False, repr=False)
-    _sizes: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _bases: Addresses = field(init=False, repr=False)
+    _sizes: Ints = field(init=False, repr=False)
     _buffer: Bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -208,9 +210,7 @@ class Sources:
         """These sources with other carried bytes."""
         return replace(self, carried=carried)
 
-    def addresses(
-        self, source: npt.NDArray[np.int32], pos: Ints, length: Ints
-    ) -> npt.NDArray[np.uint64]:
+    def addresses(self, source: Ints, pos: Positions, length: Ints) -> Addresses:
         """uint64[n]: addresses of the bytes of extents; 0 if source is -1.
 
         These sources must outlive the addresses. Raises ValueError if an extent lies outside its
@@ -218,7 +218,7 @@ class Sources:
         """
         return self._located(source, pos, length)[0]
 
-    def _located(self, source: Any, pos: Any, length: Any) -> tuple[npt.NDArray[np.uint64], int]:
+    def _located(self, source: Ints, pos: Positions, length: Ints) -> tuple[Addresses, int]:
         """(addresses of extents, total of their bytes)."""
         is_used = np.zeros(len(self) + 1, np.bool_)  # the last one is that of source -1
         in_files = source[(pos < CARRIED_FROM) & (length > 0)]
@@ -228,15 +228,20 @@ class Sources:
         located = np.empty(len(pos), np.uint64)
         carried = np.array([self.carried.ctypes.data, len(self.carried)], np.uint64)
         total, row = _locate(
-            np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
-            np.ascontiguousarray(source, np.int64), self._bases, self._sizes, carried, located,
-        )  # fmt: skip
+            np.ascontiguousarray(pos),
+            np.ascontiguousarray(length, np.int64),
+            np.ascontiguousarray(source, np.int64),
+            self._bases,
+            self._sizes,
+            carried,
+            located,
+        )
         if row >= 0:
             place = (int(source[row]), int(pos[row]), int(length[row]))
             raise ValueError(f"extents: row {row} does not lie inside a file of the run: {place}")
         return located, int(total)
 
-    def gather(self, extents: npt.NDArray[np.void]) -> Bytes:
+    def gather(self, extents: Rows) -> Bytes:
         """The bytes of EXTENT[n], concatenated; zeros if source is -1.
 
         The array is a view of a buffer that the next call overwrites: copy bytes to keep them.

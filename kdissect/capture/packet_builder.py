@@ -35,10 +35,8 @@ class Flow:
         """An IP packet from one side; advances that side's sequence number."""
         (source, source_port), (to, to_port) = self._ends[side], self._ends[1 - side]
         acknowledged = 0 if flags == _SYN else self._next_seq[1 - side]
-        tcp = struct.pack(
-            ">HHIIBBHHH", source_port, to_port, self._next_seq[side], acknowledged, 0x50, flags,
-            _WINDOW, 0, 0,
-        )  # fmt: skip
+        numbers = self._next_seq[side], acknowledged
+        tcp = struct.pack(">HHIIBBH4x", source_port, to_port, *numbers, 0x50, flags, _WINDOW)
         # RFC 9293, 3.4: SYN and FIN take a sequence number each
         consumed = len(payload) + bool(flags & (_SYN | _FIN))
         self._next_seq[side] = (self._next_seq[side] + consumed) & 0xFFFFFFFF

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Array, Bytes
 from kdissect.errors import EnvironmentFailed
 
 FILE_BYTES_MIN = 1 << 20  # smaller arrays are always in memory
@@ -29,24 +31,26 @@ class Scratch:
     def __init__(self, *, in_files: bool = False) -> None:
         self.in_files = in_files
 
-    def zeros(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    def zeros(self, count: int, kind: npt.DTypeLike) -> Array:
         """An array of zeros."""
         return self._file_array(count, kind, np.zeros)
 
-    def empty(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    def empty(self, count: int, kind: npt.DTypeLike) -> Array:
         """An array with undefined content."""
         return self._file_array(count, kind, np.empty)
 
-    def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def copied(self, array: Array) -> Array:
         """A contiguous copy of a one-dimensional array, for example of a column of a table."""
         copy = self.empty(len(array), array.dtype)
         np.copyto(copy, array)
         return copy
 
-    def _file_array(self, count: int, kind: npt.DTypeLike, in_memory: Any) -> npt.NDArray[Any]:
+    def _file_array(
+        self, count: int, kind: npt.DTypeLike, in_memory: Callable[[int, npt.DTypeLike], Array]
+    ) -> Array:
         size = count * np.dtype(kind).itemsize
         if not self.in_files or size < FILE_BYTES_MIN:
-            array: npt.NDArray[Any] = in_memory(count, kind)
+            array: Array = in_memory(count, kind)
             return array
         with _file() as file:
             try:
@@ -65,11 +69,11 @@ class Written:
     def __init__(self, kind: npt.DTypeLike, scratch: Scratch) -> None:
         self._kind = np.dtype(kind)
         self._in_files = scratch.in_files
-        self._parts: list[npt.NDArray[np.uint8]] = []
+        self._parts: list[Bytes] = []
         self._file: IO[bytes] | None = None
         self._size = 0
 
-    def append(self, rows: npt.NDArray[Any]) -> int:
+    def append(self, rows: Array) -> int:
         """Add a contiguous array; returns the position of its first byte.
 
         Raises EnvironmentFailed if the disk is full.
@@ -87,7 +91,7 @@ class Written:
                 raise _no_room(error) from None
         return pos
 
-    def array(self) -> npt.NDArray[Any]:
+    def array(self) -> Array:
         """All rows, writable. Call it once; a file lives as long as the array."""
         if self._file is None:
             parts, self._parts = self._parts, []
@@ -116,7 +120,7 @@ def _allocate(file: IO[bytes], size: int) -> None:
         file.write(_ZEROS[: size - start])
 
 
-def _mapped(file: IO[bytes], size: int) -> npt.NDArray[np.uint8]:
+def _mapped(file: IO[bytes], size: int) -> Bytes:
     return np.asarray(np.memmap(file, np.uint8, "r+", shape=(size,)))
 
 

@@ -86,12 +86,11 @@ class Anonymizer:
             header["client_id"] = self.names.name("client", header["client_id"])
         self._hide_tags(header)
         definition = catalog.api(message.api_key).side(message.side)
-        self._struct(layout(definition, message.api_version), body, "", body)
+        self._struct(layout(definition, message.api_version), body, "")
         return Message(message.api_key, message.api_version, message.side, header, body)
 
-    def _struct(self, of: Layout, values: dict[str, Any], parent: str, body: Any) -> None:
-        """Replace values in place; `parent` names the field that holds the struct, `body` is the
-        message's."""
+    def _struct(self, of: Layout, values: dict[str, Any], parent: str) -> None:
+        """Replace values in place; `parent` names the field that holds the struct."""
         self._hide_tags(values)
         for slot in of.by_name.values():
             value = values.get(slot.name)
@@ -100,7 +99,7 @@ class Anonymizer:
             if slot.inner is not None:
                 for struct in value if isinstance(value, list) else [value]:
                     if struct is not None:
-                        self._struct(slot.inner, struct, slot.name, body)
+                        self._struct(slot.inner, struct, slot.name)
                 continue
             replace = self._replacement(slot.field, parent)
             if replace is None:
@@ -172,7 +171,7 @@ class Anonymizer:
         version = min(written_version, definition.versions.last)
         try:
             values, _ = message_codec.decode(definition, version, data, 2)
-            self._struct(layout(definition, version), values, "", values)
+            self._struct(layout(definition, version), values, "")
             if values.get("user_data"):
                 values["user_data"] = b""
             return version.to_bytes(2, "big") + message_codec.encode(definition, version, values)

@@ -7,22 +7,17 @@ frame's bytes are found as well, although the frame was read from one copy only.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Indices, Ints, Rows
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.protocol.model import REQUEST, SIDES
 
-Ints = npt.NDArray[np.int64]
 SIZE_PREFIX = 4
 
 
-def connection_segments(
-    batch: SegmentBatch, assembly: Assembly, connection: int
-) -> npt.NDArray[np.int64]:
+def connection_segments(batch: SegmentBatch, assembly: Assembly, connection: int) -> Indices:
     """Return int64[n]: rows of a connection's segments, both directions, in time order."""
     row = assembly.connections[connection]
     segments = batch.segments
@@ -30,13 +25,13 @@ def connection_segments(
     rows = np.flatnonzero(segments["endpoints"] == row["endpoints"])
     times = segments["time_ns"][rows]
     rows = rows[(times >= row["first_time_ns"]) & (times <= row["last_time_ns"])]
-    ordered: npt.NDArray[np.int64] = rows[np.argsort(segments["time_ns"][rows], kind="stable")]
+    ordered: Indices = rows[np.argsort(segments["time_ns"][rows], kind="stable")]
     return ordered
 
 
 def frame_segments(
-    batch: SegmentBatch, assembly: Assembly, connection: int, exchanges: Ints
-) -> npt.NDArray[np.int64]:
+    batch: SegmentBatch, assembly: Assembly, connection: int, exchanges: Indices
+) -> Indices:
     """Return int64[n]: rows of the segments that carry a byte of these exchanges of a
     connection."""
     rows = connection_segments(batch, assembly, connection)
@@ -64,16 +59,14 @@ def frame_segments(
     return np.unique(np.concatenate(parts))
 
 
-def _stream_positions(
-    segments: npt.NDArray[np.void], assembly: Assembly, column: npt.NDArray[np.void]
-) -> Ints:
+def _stream_positions(segments: Rows, assembly: Assembly, column: Rows) -> Indices:
     """Return int64[n]: the stream position where each segment (in time order) begins.
 
     column: one side of some exchanges; the first with captured bytes ties stream positions to
     sequence numbers. Sequence numbers wrap at 2^32 (RFC 9293, 3.4): two neighbours are taken to
     differ by less than 2^31.
     """
-    steps: Any = np.diff(segments["seq"].astype(np.int64))
+    steps: Ints = np.diff(segments["seq"].astype(np.int64))
     steps = (steps + 2**31) % 2**32 - 2**31
     unwrapped = np.concatenate([[0], np.cumsum(steps)])
     for side in column:
@@ -86,7 +79,9 @@ def _stream_positions(
                 rows = np.flatnonzero(holds & (inside < segments["captured"]))
                 if len(rows):
                     at = rows[0]
-                    positions: Ints = unwrapped + side["pos"] + before - inside[at] - unwrapped[at]
+                    positions: Indices = (
+                        unwrapped + side["pos"] + before - inside[at] - unwrapped[at]
+                    )
                     return positions
             before += int(extent["length"])
     # only size prefixes of these frames were captured

@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from kdissect.arrays import Indices, Row
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_builder import BROKER, CLIENT, Flow
 from kdissect.codec.redaction import TEXT
@@ -52,7 +53,7 @@ class Conversation:
     assembly: Assembly
     sources: Sources
     connection: int
-    rows: Any
+    rows: Indices
     client: tuple[str, int]
     broker: tuple[str, int]
 
@@ -145,7 +146,7 @@ class Rewriter:
             return None
 
 
-def _comment(row: Any, side: int) -> str:
+def _comment(row: Row, side: int) -> str:
     if row["is_sasl_token"]:
         return f"SASL token, exchange {row['exchange_id']}"
     api = catalog.apis().get(int(row["api_key"]))

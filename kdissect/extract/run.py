@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kdissect import __version__
+from kdissect.arrays import Ids, Indices
 from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
 from kdissect.capture.packet_lookup import pick
@@ -23,7 +23,7 @@ from kdissect.extract.packet_search import connection_segments, frame_segments
 from kdissect.extract.rewrite import Conversation, Rewriter
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
-from kdissect.pipeline.options import Options
+from kdissect.pipeline.options import Options, PathLike
 from kdissect.pipeline.plan import RunPlan, planned
 from kdissect.pipeline.selection import Selection
 from kdissect.step_log import logged_step
@@ -81,8 +81,8 @@ Comments = dict[tuple[int, int], list[str]]
 
 
 def extract(
-    paths: Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
+    paths: Sequence[PathLike],
+    out: PathLike,
     selection: Selection,
     options: Options,
     *,
@@ -132,7 +132,7 @@ def extract(
 
 
 def _rewritten(
-    plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids: Any
+    plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids: Ids | None
 ) -> Extracted:
     conversations = list(_conversations(plan, connection_ids, exchange_ids))
     rewriter = Rewriter()
@@ -157,7 +157,10 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
 
 
 def _check_named(
-    selection: Selection, exchanges: pa.Table, connections: pa.Table, paths: Sequence[Any]
+    selection: Selection,
+    exchanges: pa.Table,
+    connections: pa.Table,
+    paths: Sequence[PathLike],
 ) -> None:
     """Raise CaptureError for an id that was named but does not occur."""
     names = ", ".join(os.fspath(path) for path in paths)
@@ -168,10 +171,12 @@ def _check_named(
         raise CaptureError(f"{names}: no connection {selection.connections[0]}")
 
 
-def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> dict[int, Any]:
+def _wanted(
+    plan: RunPlan, connection_ids: set[int], exchange_ids: Ids | None
+) -> dict[int, Indices]:
     """Return the packet numbers, by source, of the exchanges (int64[n], sorted), or of whole
     connections if that is None."""
-    wanted: dict[int, list[Any]] = defaultdict(list)
+    wanted: dict[int, list[Indices]] = defaultdict(list)
     for batch, assembly, _ in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
@@ -185,7 +190,7 @@ def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> dict[
     return {source: np.unique(np.concatenate(parts)) for source, parts in wanted.items()}
 
 
-def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> Any:
+def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Ids | None) -> Indices:
     """Return int64[n]: rows of a connection's exchanges, only of the named ones unless that is
     None."""
     own = np.flatnonzero(assembly.exchanges["connection"] == connection)
@@ -195,7 +200,7 @@ def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> An
 
 
 def _conversations(
-    plan: RunPlan, connection_ids: set[int], exchange_ids: Any
+    plan: RunPlan, connection_ids: set[int], exchange_ids: Ids | None
 ) -> Iterator[Conversation]:
     """Yield the chosen connections with their exchanges; connections without Kafka have none."""
     for _, assembly, sources in local.assemblies(plan):
@@ -242,7 +247,9 @@ def _comments(plan: RunPlan, exchanges: pa.Table, connection_ids: set[int]) -> C
     return comments
 
 
-def _write(plan: RunPlan, wanted: dict[int, Any], comments: Comments, writer: PcapngWriter) -> int:
+def _write(
+    plan: RunPlan, wanted: dict[int, Indices], comments: Comments, writer: PcapngWriter
+) -> int:
     """Copy the packets, capture by capture in the order of their times; return their number."""
     sources = plan.sources()
     count = 0

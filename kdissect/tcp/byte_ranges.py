@@ -8,26 +8,27 @@ the other; a stream is a range [start, stop) of its rows. Bytes between two piec
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Indices, Rows
 from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_kernel, making_part
 
-Pieces = npt.NDArray[np.void]  # PIECE[n]
+Pieces = Rows  # PIECE[n]
 
-PIECE = np.dtype([
-    ("pos", "i8"),  # of its first byte, in the stream
-    ("end", "i8"),  # after its last byte
-    ("address", "u8"),  # of its first byte, in memory
-    ("file_pos", "i8"),  # of its first byte, in its source
-    ("segment", "i8"),  # row of the segment that it came from, in assembly order
-])  # fmt: skip
+PIECE = np.dtype(
+    [
+        ("pos", "i8"),  # of its first byte, in the stream
+        ("end", "i8"),  # after its last byte
+        ("address", "u8"),  # of its first byte, in memory
+        ("file_pos", "i8"),  # of its first byte, in its source
+        ("segment", "i8"),  # row of the segment that it came from, in assembly order
+    ]
+)
 
 
 @kernel
-def find(pieces: Any, start: int, stop: int, pos: int) -> int:
+def find(pieces: Pieces, start: int, stop: int, pos: int) -> int:
     """The first piece of [start, stop) that ends after `pos`; it may also begin after `pos`."""
     low = start
     high = stop
@@ -41,7 +42,7 @@ def find(pieces: Any, start: int, stop: int, pos: int) -> int:
 
 
 @inlined
-def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
+def peek_u8(pieces: Pieces, index: int, stop: int, pos: int) -> int:
     """The byte at `pos`, -1 if it is missing; `index` is the result of `find` for `pos`."""
     if index >= stop or pieces[index]["pos"] > pos:
         return -1
@@ -49,7 +50,7 @@ def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 
 @kernel
-def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
+def peek(pieces: Pieces, index: int, stop: int, pos: int, count: int) -> int:
     """The unsigned big-endian number in the 1 to 4 bytes at `pos`; -1 if a byte is missing.
 
     index: a piece at or before the one that holds `pos`.
@@ -76,7 +77,7 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
 
 
 @making_kernel
-def first_bytes(pieces: Any, sides: Any) -> Any:
+def first_bytes(pieces: Pieces, sides: Rows) -> Indices:
     """int64[sides]: the byte at position 0 of each stream; -1 if it is missing."""
     first = np.empty(len(sides), np.int64)
     for stream in range(len(sides)):
@@ -101,7 +102,7 @@ def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
 
 
 @making_part
-def grown(table: Any, used: int, needed: int) -> Any:
+def grown(table: Rows, used: int, needed: int) -> Rows:
     """The table itself, or one of at least twice the size with its first `used` rows copied."""
     if used + needed <= len(table):
         return table

@@ -7,19 +7,20 @@ stream position. So ids are the same however the captures are split or rotated.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Ids, Indices, Ints, Rows, TimesNs
 from kdissect.capture.segments import ENDPOINTS
+
+Hashes = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 
 
-def mixed(state: npt.NDArray[np.uint64], word: Any) -> npt.NDArray[np.uint64]:
+def mixed(state: Hashes, word: npt.ArrayLike) -> Hashes:
     """Add one 64-bit word to each hash: the finalizer of SplitMix64 (Steele) over their sum."""
     value = state + np.asarray(word).astype(np.uint64) + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _FIRST
@@ -27,15 +28,15 @@ def mixed(state: npt.NDArray[np.uint64], word: Any) -> npt.NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
-def positive(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def positive(hashes: Hashes) -> Ids:
     """int64 in 1 .. 2^63 - 1; never 0, which means "none"."""
     ids = (hashes >> np.uint64(1)).astype(np.int64)
     return np.maximum(ids, 1)
 
 
 def connection_ids(
-    endpoints: npt.NDArray[np.void], pair: Any, first_time_ns: Any, incarnation: Any
-) -> npt.NDArray[np.int64]:
+    endpoints: Rows, pair: Indices, first_time_ns: TimesNs, incarnation: Ints
+) -> Ids:
     """int64[n]: ids of connections, from their row of `endpoints`, first time (ns) and number."""
     words = np.frombuffer(endpoints.tobytes(), "<u8").reshape(-1, ENDPOINTS.itemsize // 8)
     state = np.zeros(len(endpoints), np.uint64)
@@ -44,7 +45,7 @@ def connection_ids(
     return positive(mixed(mixed(state[pair], first_time_ns), incarnation))
 
 
-def exchange_ids(connection_id: Any, direction: Any, pos: Any) -> npt.NDArray[np.int64]:
+def exchange_ids(connection_id: Ids, direction: npt.ArrayLike, pos: npt.ArrayLike) -> Ids:
     """int64[n]: ids of exchanges, from connection id, and direction and position of the first
     side."""
     return positive(mixed(mixed(connection_id.astype(np.uint64), direction), pos))

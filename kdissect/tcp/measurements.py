@@ -22,12 +22,11 @@ and pure acknowledgements do not end it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import take
+from kdissect.arrays import Addresses, Indices, Ints, Marks, Row, Rows, take
 from kdissect.capture.link_layers import find_option
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
@@ -89,6 +88,10 @@ SIDE_FACTS = np.dtype(
 # Round-trip times of a stream (2 * connection + side) in one bucket.
 RTT_COUNT = np.dtype([("stream", "<i8"), ("bucket", "<i4"), ("count", "<i4")])
 
+_UNKNOWN_AT_FIRST = (
+    *("window_scale", "mss", "window_max", "syn_window_max"),
+    *("rtt_p50_ns", "rtt_p99_ns", "next", "acked", "timed_end"),
+)
 _OPTIONS = np.dtype([("mss", "<i4"), ("window_scale", "<i4"), ("sack_permitted", "u1")])
 
 _STEPS = 16  # buckets for each doubling of the time
@@ -101,11 +104,11 @@ class TcpFacts(NamedTuple):
     rtt is empty if no later window continues the connections.
     """
 
-    connections: npt.NDArray[np.void]
-    sides: npt.NDArray[np.void]
-    rtt: npt.NDArray[np.void]
+    connections: Rows
+    sides: Rows
+    rtt: Rows
 
-    def take(self, rows: npt.NDArray[np.int64]) -> TcpFacts:
+    def take(self, rows: Indices) -> TcpFacts:
         """The facts of some connections, without the counts of round-trip times."""
         both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
         return TcpFacts(self.connections[rows], self.sides[both], self.rtt[:0])
@@ -128,8 +131,7 @@ def no_facts(count: int) -> TcpFacts:
     connections["closed_by"] = UNKNOWN
     for name in ("idle_since", "active_time"):
         connections[name] = NO_TIME
-    for name in ("window_scale", "mss", "window_max", "syn_window_max", "rtt_p50_ns",
-                 "rtt_p99_ns", "next", "acked", "timed_end"):  # fmt: skip
+    for name in _UNKNOWN_AT_FIRST:
         sides[name] = UNKNOWN
     for name in ("zero_window_since", "data_time", "timed_since"):
         sides[name] = NO_TIME
@@ -137,10 +139,10 @@ def no_facts(count: int) -> TcpFacts:
 
 
 def tcp_facts(
-    segments: Any,
-    connection: Any,
-    mark: Any,
-    connections: Any,
+    segments: Rows,
+    connection: Ints,
+    mark: Marks,
+    connections: Rows,
     sources: Sources,
     earlier: TcpFacts | None,
 ) -> TcpFacts:
@@ -167,14 +169,13 @@ def tcp_facts(
         before = before[np.argsort(before["stream"], kind="stable")]
     _add_options(segments, connection, mark, sources, facts)
     room = 0 if earlier is None else len(segments) + len(before)
-    rtt = np.zeros(room, RTT_COUNT)
-    counts = np.zeros(2 * _BUCKETS, np.int64)
-    used = _walk(segments, connection, mark, facts.connections, facts.sides, before, counts, rtt)
-    return facts._replace(rtt=rtt[:used])
+    facts = facts._replace(rtt=np.zeros(room, RTT_COUNT))
+    used = _walk(segments, connection, mark, facts, before, np.zeros(2 * _BUCKETS, np.int64))
+    return facts._replace(rtt=facts.rtt[:used])
 
 
 def _add_options(
-    segments: Any, connection: Any, mark: Any, sources: Sources, facts: TcpFacts
+    segments: Rows, connection: Ints, mark: Marks, sources: Sources, facts: TcpFacts
 ) -> None:
     """Set the facts from the options of SYNs, of each side the last ones."""
     rows = np.flatnonzero(segments["flags"] & SYN)
@@ -196,7 +197,7 @@ def _add_options(
 
 
 @kernel
-def _read_options(address: Any, sizes: Any, options: Any) -> None:
+def _read_options(address: Addresses, sizes: Ints, options: Rows) -> None:
     """Read MSS (RFC 9293, 3.7.1), window scale (RFC 7323, 2.2) and SACK-permitted (RFC 2018, 2).
 
     Options of another length than theirs are ignored.
@@ -236,13 +237,13 @@ def _middle(bucket: int) -> int:
 
 @kernel
 def _walk(
-    segments: Any, connection: Any, mark: Any, connections: Any, sides: Any, before: Any,
-    counts: Any, rtt: Any,
-) -> int:  # fmt: skip
-    """The kernel of `tcp_facts`; returns the number of rows in `rtt`.
+    segments: Rows, connection: Ints, mark: Marks, facts: TcpFacts, before: Rows, counts: Ints
+) -> int:
+    """The kernel of `tcp_facts`; returns the number of rows in `facts.rtt`.
 
     before: RTT_COUNT of earlier windows. counts: scratch, the buckets of a connection.
     """
+    connections, sides, rtt = facts
     used = int64(0)
     next_before = int64(0)
     last = int64(-1)
@@ -270,8 +271,8 @@ def _walk(
         if s["ip_id"] & NO_HEADER:
             continue
         side = int64(s["side"])
-        sample = _follow(s, mark[row] == UNUSED, c, sides[2 * which + side],
-                         sides[2 * which + 1 - side])  # fmt: skip
+        own, peer = sides[2 * which + side], sides[2 * which + 1 - side]
+        sample = _follow(s, mark[row] == UNUSED, c, own, peer)
         if sample >= 0:
             counts[_BUCKETS * (1 - side) + _bucket_of(sample)] += 1
     if last >= 0:
@@ -280,7 +281,7 @@ def _walk(
 
 
 @kernel
-def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
+def _follow(s: Row, is_outside: bool, c: Row, own: Row, peer: Row) -> int:
     """Update the facts by one segment; returns a round-trip time of the peer's data, or -1.
 
     is_outside: the sequence number of an RST is not in the stream.
@@ -339,7 +340,7 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
 
 
 @inlined
-def _open_and_close(flags: int, side: int, ack: int, c: Any, own: Any, peer: Any) -> None:
+def _open_and_close(flags: int, side: int, ack: int, c: Row, own: Row, peer: Row) -> None:
     """Count SYNs and their answers, and note who closed the connection."""
     if flags & SYN:
         if not flags & ACK:
@@ -359,7 +360,7 @@ def _open_and_close(flags: int, side: int, ack: int, c: Any, own: Any, peer: Any
 
 
 @inlined
-def _announce(window: int, flags: int, time: int, own: Any) -> None:
+def _announce(window: int, flags: int, time: int, own: Row) -> None:
     """Note the receive window of a segment that is not out of order."""
     own["window_max"] = max(own["window_max"], window)
     if window > 0:
@@ -370,7 +371,7 @@ def _announce(window: int, flags: int, time: int, own: Any) -> None:
 
 
 @inlined
-def _open_window(time: int, own: Any) -> None:
+def _open_window(time: int, own: Row) -> None:
     """End the time with a window of 0."""
     if own["zero_window_since"] != NO_TIME:
         own["zero_window_ns"] += max(0, time - own["zero_window_since"])
@@ -378,7 +379,7 @@ def _open_window(time: int, own: Any) -> None:
 
 
 @kernel
-def _count_up(sides: Any, connection: int, counts: Any, rtt: Any, used: int) -> int:
+def _count_up(sides: Rows, connection: int, counts: Ints, rtt: Rows, used: int) -> int:
     """Set the quantiles of a connection from its buckets, and empty these; returns the rows used.
 
     If `rtt` has room, it receives the buckets.

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from kdissect.arrays import Addresses, Indices, Ints, Marks, Positions, Row, Rows
 from kdissect.capture.segments import NOT_COUNTED
 from kdissect.jit import inlined, int64, load_u8, making_kernel, making_part
 from kdissect.tcp.byte_ranges import find
@@ -24,18 +25,18 @@ class Laying(NamedTuple):
     counts of pieces and conflicts.
     """
 
-    segments: Any
-    address: Any
-    number: Any
-    rows: Any
-    sides: Any
-    pieces: Any
-    conflicts: Any
-    used: Any
+    segments: Rows
+    address: Addresses
+    number: Positions
+    rows: Indices
+    sides: Rows
+    pieces: Rows
+    conflicts: Rows
+    used: Ints
 
 
 @making_kernel
-def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
+def listed(segments: Rows, connection: Ints, mark: Marks, sides: Rows, rows: Indices) -> Indices:
     """Fill rows int64[]: data segments by stream, in order of capture; returns start int64[sides
     + 1]."""
     start = np.zeros(len(sides) + 1, np.int64)
@@ -50,42 +51,8 @@ def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> 
     return start
 
 
-@making_kernel
-def _sorted(values: Any) -> Any:
-    """Return the order of ascending values, int64[n]: a merge sort, fast for nearly sorted values.
-
-    np.argsort would take seconds to compile.
-    """
-    count = len(values)
-    order = np.empty(count, np.int64)
-    for index in range(count):
-        order[index] = index
-    merged = np.empty(count, np.int64)
-    width = 1
-    while width < count:
-        for low in range(0, count, 2 * width):
-            left = low
-            middle = min(low + width, count)
-            right = middle
-            high = min(middle + width, count)
-            is_sorted = right == high or values[order[middle - 1]] <= values[order[middle]]
-            for place in range(low, high):
-                is_left = left < middle
-                if is_left and not is_sorted and right < high:
-                    is_left = values[order[left]] <= values[order[right]]
-                if is_left:
-                    merged[place] = order[left]
-                    left += 1
-                else:
-                    merged[place] = order[right]
-                    right += 1
-        order, merged = merged, order
-        width *= 2
-    return order
-
-
 @inlined
-def _first_free(free: Any, cell: int) -> int:
+def _first_free(free: Indices, cell: int) -> int:
     """The first cell from `cell` on that has no owner; shortens the way to it."""
     while free[cell] != cell:
         free[cell] = free[free[cell]]
@@ -94,7 +61,7 @@ def _first_free(free: Any, cell: int) -> int:
 
 
 @making_kernel
-def paint(bounds: Any, pieces: Any) -> int:
+def paint(bounds: Positions, pieces: Rows) -> int:
     """Split overlapping intervals into disjoint ones; the lower index wins.
 
     bounds: int64[2n], where the n intervals begin, then where they end. Fills `pos`, `end` and
@@ -104,7 +71,7 @@ def paint(bounds: Any, pieces: Any) -> int:
     place = np.empty(2 * total, np.int64)  # where cells begin: the bounds, ascending, each once
     cell_of = np.empty(2 * total, np.int64)
     cells = -1
-    for index in _sorted(bounds):
+    for index in np.argsort(bounds, kind="mergesort"):  # linear if they nearly ascend
         if cells < 0 or place[cells] < bounds[index]:
             cells += 1
             place[cells] = bounds[index]
@@ -129,7 +96,7 @@ def paint(bounds: Any, pieces: Any) -> int:
 
 
 @making_kernel
-def lay_pieces(laying: Any, start: Any) -> None:
+def lay_pieces(laying: Laying, start: Indices) -> None:
     """Fill pieces, conflicts, and the piece columns of each side; start: result of `listed`."""
     segments, address, number, rows, sides, pieces, _, used = laying
     for stream in range(len(start) - 1):
@@ -154,7 +121,7 @@ def lay_pieces(laying: Any, start: Any) -> None:
 
 
 @inlined
-def _settle(side: Any, pieces: Any) -> None:
+def _settle(side: Row, pieces: Rows) -> None:
     """Set end, byte count and gap count of a side whose pieces are final."""
     origin = side["origin"]
     end = int64(0)
@@ -181,7 +148,7 @@ def _settle(side: Any, pieces: Any) -> None:
 
 
 @making_kernel
-def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
+def _lowest_behind(number: Positions, rows: Indices, origin: int) -> Positions:
     """int64[blocks + 1]: lowest position in each block and all later ones."""
     blocks = (len(rows) + BLOCK - 1) // BLOCK
     lowest = np.empty(blocks + 1, np.int64)
@@ -195,7 +162,7 @@ def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
 
 
 @making_part
-def _lay_messy(laying: Any, stream: int, start: int, stop: int) -> None:
+def _lay_messy(laying: Laying, stream: int, start: int, stop: int) -> None:
     """Lay the pieces of a stream with out-of-order or overlapping segments, `rows[start:stop]`.
 
     The stream is cut into runs of blocks if all bytes after a cut lie after all bytes before it.
@@ -219,7 +186,7 @@ def _lay_messy(laying: Any, stream: int, start: int, stop: int) -> None:
 
 
 @making_kernel
-def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) -> int:
+def _lay_run(laying: Laying, stream: int, rows: Indices, highest: int, is_first: bool) -> int:
     """`_lay_messy` for one run; `highest`: end of all earlier segments, updated and returned."""
     segments, address, number, _, sides, pieces, conflicts, used = laying
     side = sides[stream]
@@ -255,7 +222,7 @@ def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) 
         if won[index] < captured or (is_back and captured == 0):
             side["retransmitted_count"] += counted
             pos, differing = _conflict(
-                pieces, begin, used[0], row, first[index], last[index], address[row], place
+                pieces[begin : used[0]], row, first[index], last[index], address[row], place
             )
             if differing:
                 conflict = conflicts[used[1]]
@@ -272,14 +239,14 @@ def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) 
 
 @inlined
 def _conflict(
-    pieces: Any, start: int, stop: int, row: int, first: int, last: int, address: Any, place: int
-) -> Any:
+    pieces: Rows, row: int, first: int, last: int, address: np.uint64, place: int
+) -> tuple[int, int]:
     """(first position, count) of a segment's bytes in [first, last) that differ from the winning
     bytes."""
     pos = int64(-1)
     differing = int64(0)
-    index = find(pieces, start, stop, first)
-    while index < stop and pieces[index]["pos"] < last:
+    index = find(pieces, 0, len(pieces), first)
+    while index < len(pieces) and pieces[index]["pos"] < last:
         if pieces[index]["segment"] != row:
             begin = max(first, pieces[index]["pos"])
             end = min(last, pieces[index]["end"])

@@ -43,12 +43,11 @@ that IP fragmented (`FRAGMENT_PART`), and segments that an earlier window counte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import copied
+from kdissect.arrays import Addresses, Bools, Indices, Ints, Marks, Row, Rows, TimesNs, copied
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import (
@@ -90,13 +89,13 @@ COPIES_MAX = 1 << 20
 class Streams:
     """The result of reassembly. Stream 2 * connection + side is a row of `sides`."""
 
-    segments: npt.NDArray[np.void]  # SEGMENT, in assembly order
-    connection: npt.NDArray[np.int32]  # row of the connection, per segment
-    connections: npt.NDArray[np.void]  # CONNECTION
-    sides: npt.NDArray[np.void]  # SIDE
+    segments: Rows  # SEGMENT, in assembly order
+    connection: Ints  # row of the connection, per segment
+    connections: Rows  # CONNECTION
+    sides: Rows  # SIDE
     pieces: Pieces
-    conflicts: npt.NDArray[np.void]  # CONFLICT
-    mark: npt.NDArray[np.uint8]  # per segment: DUPLICATE, PROBE, UNUSED
+    conflicts: Rows  # CONFLICT
+    mark: Marks  # per segment: DUPLICATE, PROBE, UNUSED
     facts: TcpFacts
 
 
@@ -108,28 +107,30 @@ class Numbered(NamedTuple):
     mark: DUPLICATE, PROBE, UNUSED or 0.
     """
 
-    connection: npt.NDArray[np.int32]
-    number: npt.NDArray[np.int64]
-    acknowledged: npt.NDArray[np.int64]
-    mark: npt.NDArray[np.uint8]
+    connection: Ints
+    number: Indices
+    acknowledged: Indices
+    mark: Marks
 
 
 # State of a side during the walk over a connection's segments. number: last sequence number, modulo
 # 2^32. pos, low: last and lowest number, unwrapped. syn_number: of the byte after its SYN.
 # syn_acked: number that its SYN-ACK acknowledged, -1 without one.
-_SIDE_WALK = np.dtype([
-    ("has_number", "i8"),
-    ("number", "i8"),
-    ("pos", "i8"),
-    ("low", "i8"),
-    ("has_syn", "i8"),
-    ("syn_number", "i8"),
-    ("syn_acked", "i8"),
-])  # fmt: skip
+_SIDE_WALK = np.dtype(
+    [
+        ("has_number", "i8"),
+        ("number", "i8"),
+        ("pos", "i8"),
+        ("low", "i8"),
+        ("has_syn", "i8"),
+        ("syn_number", "i8"),
+        ("syn_acked", "i8"),
+    ]
+)
 
 
 @making_kernel
-def pair_starts(segments: Any, pair_count: int) -> Any:
+def pair_starts(segments: Rows, pair_count: int) -> tuple[Indices, bool, bool, bool]:
     """(start int64[pairs + 1] of each pair's rows, is_grouped, is_up, is_one).
 
     is_grouped: rows are ordered by pair. is_up: the rows of each pair ascend by source and packet.
@@ -159,7 +160,7 @@ def pair_starts(segments: Any, pair_count: int) -> Any:
 
 
 @making_kernel
-def group(segments: Any, start: Any, order: Any) -> None:
+def group(segments: Rows, start: Indices, order: Indices) -> None:
     """Fill order int64[n]: rows by endpoint pair, otherwise in their order."""
     place = start[:-1].copy()
     for row in range(len(segments)):
@@ -169,7 +170,7 @@ def group(segments: Any, start: Any, order: Any) -> None:
 
 
 @kernel
-def _running_times(segments: Any, start: Any, time: Any, is_mixed: Any) -> None:
+def _running_times(segments: Rows, start: Indices, time: TimesNs, is_mixed: Bools) -> None:
     """Fill time int64[n], the running maximum of each source's clock, and is_mixed bool[pairs]: the
     rows of the pair, which ascend by source and packet, do not ascend by that time."""
     for pair in range(len(start) - 1):
@@ -181,7 +182,7 @@ def _running_times(segments: Any, start: Any, time: Any, is_mixed: Any) -> None:
                 is_mixed[pair] |= time[row] < time[row - 1]
 
 
-def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
+def _moved(segments: Rows, order: Indices, scratch: Scratch) -> Rows:
     """segments[order], a copy. Copied as words, because NumPy copies structures field by field."""
     words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
     moved = scratch.empty(words.size, np.int64)
@@ -189,9 +190,7 @@ def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
     return moved.view(SEGMENT)
 
 
-def ordered(
-    batches: list[SegmentBatch], scratch: Scratch = MEMORY
-) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+def ordered(batches: list[SegmentBatch], scratch: Scratch = MEMORY) -> tuple[Rows, Indices]:
     """(segments of a batch in assembly order, start of each pair's rows).
 
     batches: a list of one batch, which is removed early; its segments may change places.
@@ -224,7 +223,7 @@ def ordered(
 
 
 @inlined
-def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int) -> bool:
+def _same_packet(segments: Rows, address: Addresses, one: int, two: int, window_ns: int) -> bool:
     a = segments[one]
     b = segments[two]
     if (
@@ -245,15 +244,15 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
 
 
 @inlined
-def _earlier_copy(
-    segments: Any, address: Any, row: int, home: int, table: Any, mask: int, window_ns: int
-) -> int:
+def _earlier_copy(segments: Rows, address: Addresses, row: int, table: Ints, window_ns: int) -> int:
     """The segment that `row` is a second copy of, or -1; then `row` is added to the table.
 
     The table uses open addressing and examines at most PROBES_MAX slots. So an input that is built
     to collide makes it miss duplicates, but not slow.
     """
     s = segments[row]
+    mask = len(table) - 1
+    home = mask & _home_of(segments, row)
     place = int64(-1)
     for step in range(PROBES_MAX):
         at = (home + step) & mask
@@ -272,7 +271,7 @@ def _earlier_copy(
 
 
 @inlined
-def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> None:
+def _begin_table(segments: Rows, mark: Marks, first: int, row: int, table: Ints) -> None:
     """Rebuild the table of duplicates from the packets [first, row)."""
     table[:] = -1
     mask = len(table) - 1
@@ -288,7 +287,7 @@ def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> 
 
 
 @inlined
-def _home_of(segments: Any, row: int) -> int:
+def _home_of(segments: Rows, row: int) -> int:
     """A hash of the fields that copies of a packet share."""
     s = segments[row]
     mixed = int64(s["seq"]) * 0x2545F491 ^ int64(s["ack"]) * 0x1F83D9AB
@@ -300,10 +299,10 @@ def _home_of(segments: Any, row: int) -> int:
 
 
 @inlined
-def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length: int,
-                 closed: int) -> bool:  # fmt: skip
+def _starts_anew(walk: Rows, s: Row, number: int, closed: int) -> bool:
     """Return whether a segment starts a new connection; `number` is the one after the SYN, if it
     has one."""
+    flags, ack, side = int64(s["flags"]), int64(s["ack"]), int64(s["side"])
     other = 1 - side
     # RFC 9293, 3.5: a connection begins with a SYN. An equal sequence number is a retransmission of
     # it.
@@ -324,11 +323,11 @@ def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length
     if flags & RST or not walk[side]["has_number"]:
         return False
     away = abs(distance(number, walk[side]["number"]))
-    return away > FAR or (closed == 3 and length > 0 and away > FAR_ONCE_CLOSED)
+    return away > FAR or (closed == 3 and s["length"] > 0 and away > FAR_ONCE_CLOSED)
 
 
 def split_connections(
-    segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Numbered
+    segments: Rows, pair_start: Indices, address: Addresses, window_ns: int, numbered: Numbered
 ) -> int:
     """Assign each segment to a connection and unwrap its numbers, in `numbered`; returns the number
     of connections."""
@@ -349,9 +348,14 @@ def _table_size(count: int) -> int:
 
 @kernel
 def _split_connections(
-    segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Any, copies: Any,
-    walk: Any,
-) -> int:  # fmt: skip
+    segments: Rows,
+    pair_start: Indices,
+    address: Addresses,
+    window_ns: int,
+    numbered: Numbered,
+    copies: Ints,
+    walk: Rows,
+) -> int:
     """The kernel of `split_connections`.
 
     copies: scratch for a table of duplicates. walk: scratch, _SIDE_WALK[2].
@@ -361,8 +365,8 @@ def _split_connections(
     for pair in range(len(pair_start) - 1):
         start = pair_start[pair]
         stop = pair_start[pair + 1]
-        size = _table_size(stop - start)
-        copies[:size] = -1
+        table = copies[: _table_size(stop - start)]
+        table[:] = -1
         known_from = start  # first packet in the table
         is_open = False
         closed = 0  # bit 0, 1: that side sent a FIN; both bits also after an RST
@@ -378,9 +382,8 @@ def _split_connections(
                 continue
             if row - known_from >= COPIES_MAX:
                 known_from = row - COPIES_MAX // 2
-                _begin_table(segments, mark, known_from, row, copies[:size])
-            home = (size - 1) & _home_of(segments, row)
-            copy_of = _earlier_copy(segments, address, row, home, copies, size - 1, window_ns)
+                _begin_table(segments, mark, known_from, row, table)
+            copy_of = _earlier_copy(segments, address, row, table, window_ns)
             if copy_of >= 0:
                 mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]
@@ -391,13 +394,12 @@ def _split_connections(
             flags = int64(s["flags"])
             side = int64(s["side"])
             other = 1 - side
-            length = int64(s["length"])
             ack = int64(s["ack"])
             here = int64(s["seq"])
             if flags & SYN:
                 # RFC 9293, 3.4: a SYN takes a sequence number; the first byte has the next one.
                 here = (here + 1) & 0xFFFFFFFF
-            if not is_open or _starts_anew(walk, flags, side, here, ack, length, closed):
+            if not is_open or _starts_anew(walk, s, here, closed):
                 count += 1
                 is_open = True
                 closed = 0
@@ -450,7 +452,7 @@ def _split_connections(
 
 
 @kernel
-def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
+def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) -> None:
     """Fill the facts of connections and sides in one walk over the segments.
 
     Also marks keep-alive probes and messy streams.
@@ -535,7 +537,7 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
 
 
 @inlined
-def _close_and_open(c: Any, own: Any, flags: int, side: int, time: int, number: int) -> None:
+def _close_and_open(c: Row, own: Row, flags: int, side: int, time: int, number: int) -> None:
     """Update handshake, client side and close reason from one segment's flags."""
     if flags & SYN:
         if not own["has_syn"]:
@@ -571,7 +573,7 @@ def _close_and_open(c: Any, own: Any, flags: int, side: int, time: int, number: 
             c["close_reason"] = CloseReason.FIN
 
 
-def _addresses(segments: Any, sources: Sources, scratch: Scratch) -> Any:
+def _addresses(segments: Rows, sources: Sources, scratch: Scratch) -> Addresses:
     """uint64[n]: memory address of each segment's payload."""
     address = scratch.empty(len(segments), np.uint64)
     for first in range(0, len(segments), _ROWS_AT_ONCE):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from kdissect.tcp.byte_ranges import first_bytes, read_bytes
+from kdissect.arrays import Indices, Marks
+from kdissect.tcp.byte_ranges import Pieces, first_bytes, read_bytes
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import records
 from kdissect.tls.cipher_suites import Suite
@@ -31,9 +28,7 @@ _DESCRIPTIONS = {
 }
 
 
-def first_alerts(
-    streams: Streams, has_origin: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64]
-) -> dict[int, str]:
+def first_alerts(streams: Streams, has_origin: Marks, chosen: Indices) -> dict[int, str]:
     """Return the fatal alerts that chosen streams begin with, by the number of the stream.
 
     A broker sends one if a client speaks no TLS to its TLS listener.
@@ -48,7 +43,7 @@ def first_alerts(
 
 
 def fatal_alert(
-    pieces: Any, found: Iterable[Record], suite: Suite | None, is_client: bool
+    pieces: Pieces, found: Iterable[Record], suite: Suite | None, is_client: bool
 ) -> str | None:
     """Return the description of a side's fatal alert before its first encrypted handshake message.
 

@@ -19,11 +19,11 @@ NAMES_MAX = 64  # names of a certificate that are listed
 
 # Exceptions of the library for invalid certificates, at loading or at access.
 _BAD_CERTIFICATE = (
-    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion,
-    x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
-    x509.AttributeNotFound,
+    *(ValueError, TypeError, OverflowError, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.ExtensionNotFound, x509.DuplicateExtension),
+    *(x509.UnsupportedGeneralNameType, x509.AttributeNotFound),
     KeyError,  # of names of an unknown ASN.1 type, in older releases of the library
-)  # fmt: skip
+)
 Value = TypeVar("Value")
 
 

@@ -49,11 +49,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Marks, Rows
 from kdissect.capture.scratch import Written
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
@@ -79,6 +78,7 @@ from kdissect.tls.key_log import (
     HANDSHAKE_SECRETS,
     TRAFFIC,
     Secrets,
+    Text,
     master_secret,
     read_secrets,
 )
@@ -90,8 +90,6 @@ from kdissect.tls.session import (
     Session,
     TlsState,
 )
-
-Rows = npt.NDArray[np.void]
 
 _CLIENT, SERVER = 0, 1
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
@@ -106,9 +104,9 @@ NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
 
 def read_tls(
     streams: Streams,
-    has_origin: npt.NDArray[np.uint8],
+    has_origin: Marks,
     connections: Iterable[int],
-    key_logs: Sequence[Any],
+    key_logs: Sequence[Text],
     resumed: Mapping[int, TlsState],
 ) -> TlsConnections:
     """Handshakes of the given TLS connections; with key logs (buffers of text) their plaintext.
@@ -136,13 +134,12 @@ def read_tls(
             if key_logs:
                 tls.failed[connection] = keys
             continue
+        points = state.points if state else (None, None)
+        one, two = keys[session.client_side], keys[1 - session.client_side]
         sides = [
-            _Direction(
-                streams, 2 * connection + side, keys[side ^ session.client_side], tls.spool,
-                state.points[side] if state else None,
-            )
-            for side in (0, 1)
-        ]  # fmt: skip
+            _Direction(streams, 2 * connection, one, tls.spool, points[0]),
+            _Direction(streams, 2 * connection + 1, two, tls.spool, points[1]),
+        ]
         opened = sides[0].run(has_origin), sides[1].run(has_origin)
         if state is None and not any(side.has_opened for side in sides):
             tls.failed[connection] = WRONG_SECRET
@@ -186,7 +183,7 @@ def _clear_handshake(streams: Streams, table: Rows, past_change: bool) -> bytes:
 
 
 def _read_hello(
-    tls: TlsConnections, streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int
+    tls: TlsConnections, streams: Streams, has_origin: Marks, connection: int
 ) -> Session | None:
     """Add the facts of a handshake to `tls`; returns its session, None if a hello is missing."""
     tables = [
@@ -346,7 +343,7 @@ class _Direction:
     def _generation(self) -> int:
         return self._keys.generation + self._opener
 
-    def run(self, has_origin: npt.NDArray[np.uint8]) -> OpenedStream:
+    def run(self, has_origin: Marks) -> OpenedStream:
         streams = self._streams
         table = walk_records(streams.pieces, streams.sides, self._stream, has_origin)
         self._budget = SEARCH_BYTES + SEARCH_SHARE * int(table["size"].sum())

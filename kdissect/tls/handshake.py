@@ -15,8 +15,7 @@ MESSAGE_MAX = 1 << 16  # bytes of a handshake message, and of a direction's hand
 RANDOM_SIZE = 32
 
 _SERVER_NAME, _ENCRYPT_THEN_MAC, _VERSIONS = 0, 22, 43
-_VERSION_NAMES = {0x0300: "SSLv3", 0x0301: "TLSv1", 0x0302: "TLSv1.1", 0x0303: "TLSv1.2",
-                  0x0304: "TLSv1.3"}  # fmt: skip
+_VERSION_NAMES = dict(enumerate(("SSLv3", "TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"), 0x0300))
 
 # The random of a ServerHello that asks for another ClientHello (RFC 8446 section 4.1.3).
 RETRY_RANDOM = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from kdissect.tls.session import Session
 
+Text = bytes | memoryview
 # (label, what names the session) -> secret
 Secrets = dict[tuple[str, bytes], bytes]
 
@@ -37,17 +37,17 @@ _LINE = re.compile(
 _CONTENT = re.compile(rb"^[ \t]*[^ \t\r\n#]", re.MULTILINE)
 
 
-def holds_secrets(text: Any) -> bool:
+def holds_secrets(text: Text) -> bool:
     """Return whether the bytes have at least one line of a key log."""
     return _LINE.search(text) is not None
 
 
-def is_blank(text: Any) -> bool:
+def is_blank(text: Text) -> bool:
     """Return whether there are only comments and empty lines."""
     return _CONTENT.search(text) is None
 
 
-def read_secrets(texts: Iterable[Any], wanted: set[bytes]) -> Secrets:
+def read_secrets(texts: Iterable[Text], wanted: set[bytes]) -> Secrets:
     """The secrets of sessions in `wanted` (client randoms, session ids).
 
     texts are buffers of bytes. Lines of another form are passed over, as all readers of key logs

@@ -10,13 +10,13 @@ number of records in them is unknown.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Marks, Row, Rows
 from kdissect.jit import inlined, int64, kernel, load_u8, making_kernel
-from kdissect.tcp.byte_ranges import find, grown, peek
+from kdissect.tcp.byte_ranges import Pieces, find, grown, peek
 
 CHANGE_CIPHER, ALERT, HANDSHAKE, APPLICATION = 20, 21, 22, 23
 LOST = 0  # instead of a type: a stretch without known boundaries
@@ -41,14 +41,14 @@ class Record(NamedTuple):
 RECORD = np.dtype([(name, "i8") for name in Record._fields])
 
 
-def each_record(table: npt.NDArray[np.void]) -> Iterator[Record]:
+def each_record(table: Rows) -> Iterator[Record]:
     """The rows of RECORD[n], a few thousand Python objects at a time."""
     for start in range(0, len(table), _ROWS_AT_ONCE):
         yield from map(Record._make, table[start : start + _ROWS_AT_ONCE].tolist())
 
 
 @inlined
-def record_size(pieces: Any, index: int, stop: int, pos: int) -> int:
+def record_size(pieces: Pieces, index: int, stop: int, pos: int) -> int:
     """Bytes of the record whose header is at `pos`; 0: no header, -1: bytes of it are missing."""
     kind = peek(pieces, index, stop, pos, 1)
     version = peek(pieces, index, stop, pos + 1, 2)
@@ -63,7 +63,7 @@ def record_size(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 
 @kernel
-def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
+def _search(pieces: Pieces, index: int, stop: int, pos: int, end: int) -> int:
     """The first boundary of a record at or after `pos`, or -1."""
     while index < stop:
         here = max(pos, pieces[index]["pos"])
@@ -87,7 +87,7 @@ def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
 
 
 @making_kernel
-def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
+def walk_records(pieces: Pieces, sides: Rows, stream: int, has_origin: Marks) -> Rows:
     """All records of a stream: RECORD[n].
 
     has_origin uint8 of each stream: it began with a SYN, so that position 0 is a boundary.
@@ -119,7 +119,7 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
 
 
 @kernel
-def _put(pieces: Any, index: int, stop: int, kind: int, pos: int, size: int, record: Any) -> int:
+def _put(pieces: Pieces, index: int, stop: int, kind: int, pos: int, size: int, record: Row) -> int:
     """Fill a record; returns the first piece that ends after it."""
     while index < stop and pieces[index]["end"] <= pos:
         index += 1
