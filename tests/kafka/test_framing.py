@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, SEGMENT, SegmentBatch
-from kdissect.kafka import acks, exchanges, frame_search, sasl_detection
+from kdissect.kafka import acks, exchanges, frame_search, frame_tables, sasl_detection
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.walk import new_walk
@@ -36,8 +36,11 @@ LATE = 2  # whole frames that a search behind a hole may pass over before it is 
 def test_segments_of_any_size_give_the_frames_that_were_sent(
     talk: Conversation, sizes: list[int], at_once: int
 ) -> None:
-    """Whatever the bodies look like, and however many frames a walk finds between its stops."""
-    with mock.patch.object(exchanges, "FRAMES_AT_ONCE", at_once):
+    """Whatever the bodies look like, and however many frames or extents a walk has room for."""
+    with (
+        mock.patch.object(exchanges, "FRAMES_AT_ONCE", at_once),
+        mock.patch.object(frame_tables, "EXTENTS_AT_ONCE", at_once),
+    ):
         found = talk.captured(talk.segments(sizes), has_syn=True).run()
     assert sorted(frames_of(found)) == sorted(talk.frames)
     answered = {frame[3:] for frame in talk.frames if frame.side == BROKER}
