@@ -33,6 +33,7 @@ class DecodeError(Error, ValueError):
 
     path: the field that was being read (``responses[0].partitions[3].records``), "" at top. pos:
     byte position in the frame; 0 is the first byte after the size prefix. reason: one short clause.
+    message: what was being decoded, such as ``FetchResponse v12``.
     """
 
     def __init__(self, reason: str, *, path: str = "", pos: int = 0, message: str = "") -> None:
