@@ -27,18 +27,21 @@ def _error(status: int) -> bytes:
     ).encode()
 
 
+Fault = Callable[[str, str, tuple[int, int] | None], int]
+
+
 @dataclass(slots=True)
 class Store:
     """A server with one bucket. `requests`: method, path, and range or None of each request.
 
-    fault: what the status of a request must be, by these three; 0 for what the server says.
+    `failing` sets what the status of a request must be, by these three; 0 for what the server says.
     """
 
     host: str
     port: int
     bucket: str
     requests: list[tuple[str, str, tuple[int, int] | None]] = field(default_factory=list)
-    fault: Callable[[str, str, tuple[int, int] | None], int] | None = None
+    fault: Fault | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,6 +71,15 @@ class Store:
         infos = self.filesystem.get_file_info(selector)
         return sorted(info.path[cut:] for info in infos if info.is_file)
 
+    @contextmanager
+    def failing(self, fault: Fault) -> Iterator[None]:
+        """Meanwhile the store answers with the statuses that `fault` says."""
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = None
+
     def get_bytes(self, name: str) -> int:
         """The bytes of ranged reads of an object since `requests` was cleared."""
         asked = [
@@ -79,9 +91,10 @@ class Store:
         return sum(last + 1 - first for first, last in asked)  # type: ignore[misc]
 
 
-def refuse_each_once(
+@contextmanager
+def refusing_each_once(
     store: Store, applies: Callable[[str, str, tuple[int, int] | None], bool] = lambda *_: True
-) -> list[tuple[str, str, tuple[int, int] | None]]:
+) -> Iterator[list[tuple[str, str, tuple[int, int] | None]]]:
     """Let the store refuse each request that `applies` the first time; the list of the refused."""
     refused: list[tuple[str, str, tuple[int, int] | None]] = []
     lock = threading.Lock()
@@ -93,8 +106,8 @@ def refuse_each_once(
             refused.append(request)
             return 503
 
-    store.fault = fault
-    return refused
+    with store.failing(fault):
+        yield refused
 
 
 class _Counting:

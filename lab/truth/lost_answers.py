@@ -14,13 +14,19 @@ from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
 from lab.truth.captures import read_capture
 from lab.truth.section import UNDECIDED, Judged, Section
-from tests.builders.captures import cut_capture, lose_packets
+from tests.builders.captures import lose_packets, split_capture
 
 SHARE = 0.02  # of the packets
 SEEDS = (1, 2)
 ENDS = (0.25, 0.5, 0.75)  # of the packets, after which a capture ends
 LITTLE_ENDIAN = (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1")
 KEY = ("client_ip", "client_port", "correlation_id", "api_key", "request_time_ns")
+
+
+def cut_capture(capture: Path, path: Path, share: float) -> None:
+    """Write the first packets of a pcap, a share of all."""
+    head, packets = split_capture(capture.read_bytes())
+    path.write_bytes(head + b"".join(packets[: int(len(packets) * share)]))
 
 
 def _statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:

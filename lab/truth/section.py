@@ -1,5 +1,6 @@
 """A section of the page: what kdissect says of each source, beside the truth of its logs."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,11 @@ RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
 LOST = 0.02  # the share of the packets that is removed
 Judged = tuple[Counter[str], list[str]]
 """Counts by column, and a line for each answer that is wrong."""
-Damages = Sequence[tuple[str, Sequence[Callable[[bytes, Path], object]]]]
+Damages = Sequence[tuple[str, Sequence[Callable[[Path, Path], object]]]]
 """The prefix of columns, and functions that write a damaged capture; their counts are added."""
 
 
-def whole(capture: bytes, path: Path) -> None:
-    """Write all packets."""
-    path.write_bytes(capture)
-
-
-WHOLE: Damages = (("", (whole,)),)
+WHOLE: Damages = (("", (shutil.copyfile,)),)
 WITH_LOSS: Damages = (*WHOLE, ("with loss: ", (partial(lose_packets, share=LOST),)))
 
 
@@ -69,7 +65,7 @@ class Section:
                 for damage in damages:
                     with TemporaryDirectory() as folder:
                         capture = Path(folder, path.name)
-                        damage(path.read_bytes(), capture)
+                        damage(path, capture)
                         found, wrong = self.compare(name, read_capture(capture, path), path)
                     counts += found
                     counts[WRONG] += len(wrong)

@@ -132,17 +132,12 @@ def pcapng_bytes(packets: Iterable[Packet]) -> bytes:
     )
 
 
-def lose_packets(capture: bytes, path: Path, share: float, seed: int = 1) -> None:
+def lose_packets(capture: Path, path: Path, share: float, seed: int = 1) -> Path:
     """Write a pcap without a random share of its packets, as if a busy machine lost them."""
     dice = random.Random(seed)
-    head, packets = split_capture(capture)
+    head, packets = split_capture(file_bytes(capture))
     path.write_bytes(head + b"".join(packet for packet in packets if dice.random() >= share))
-
-
-def cut_capture(capture: bytes, path: Path, share: float) -> None:
-    """Write the first packets of a pcap, a share of all."""
-    head, packets = split_capture(capture)
-    path.write_bytes(head + b"".join(packets[: int(len(packets) * share)]))
+    return path
 
 
 def split_capture(capture: bytes) -> tuple[bytes, list[bytes]]:

@@ -95,11 +95,8 @@ def test_a_failing_store_leaves_no_part(store: Store, tmp_path: Path) -> None:
                 asked.append(span)
             return 403 if method == "GET" and span else 0
 
-    store.fault = fault
-    try:
-        with pytest.raises(EnvironmentFailed, match=r"broken\.pcap: bytes 0 to \d+ cannot be read"):
-            local_path(file, str(tmp_path))
-    finally:
-        store.fault = None
+    message = r"broken\.pcap: bytes 0 to \d+ cannot be read"
+    with store.failing(fault), pytest.raises(EnvironmentFailed, match=message):
+        local_path(file, str(tmp_path))
     assert asked
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

@@ -152,13 +152,9 @@ def test_a_range_that_cannot_be_read(
             return 0
         return 500 if span[1] > 100 else 0  # the first bytes only say what it is
 
-    store.fault = fault
     message = r"^s3://far/broken\.pcap: bytes \d+ to \d+ cannot be read: [^\n]*$"
-    try:
-        with pytest.raises(EnvironmentFailed, match=message):
-            kdissect.dissect(spark, url, out, split_bytes=100_000)
-    finally:
-        store.fault = None
+    with store.failing(fault), pytest.raises(EnvironmentFailed, match=message):
+        kdissect.dissect(spark, url, out, split_bytes=100_000)
     assert not store.names("broken/")
     assert kdissect.dissect(spark, url, out).exchanges.num_rows
 
@@ -167,10 +163,7 @@ def test_a_range_that_cannot_be_read(
 def test_a_refused_object_is_an_error(store: Store, tmp_path: Path) -> None:
     """A refused object is one clear error, and nothing is written."""
     url = store.put("secret.pcap", CAPTURES / "java_2_0_1.pcap")
-    store.fault = lambda method, path, span: 403 if path == "/far/secret.pcap" else 0
-    try:
-        with pytest.raises(CaptureError, match=r"^s3://far/secret\.pcap: .*ACCESS_DENIED"):
-            kdissect.dissect(None, url, tmp_path / "out")
-    finally:
-        store.fault = None
+    refused = store.failing(lambda method, path, span: 403 if path == "/far/secret.pcap" else 0)
+    with refused, pytest.raises(CaptureError, match=r"^s3://far/secret\.pcap: .*ACCESS_DENIED"):
+        kdissect.dissect(None, url, tmp_path / "out")
     assert not (tmp_path / "out").exists()

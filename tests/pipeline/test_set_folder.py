@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -273,8 +273,9 @@ def test_a_bucket_that_is_not_there() -> None:
 # -- what comes after the manifest ------------------------------------------------------------
 
 
-def refuse_once_written(store: Store, prefix: str) -> Callable[[], bool]:
-    """Refuse all requests after the manifest is there; whether any was refused."""
+@contextmanager
+def refusing_once_written(store: Store, prefix: str) -> Iterator[None]:
+    """Refuse all requests after the manifest is there, of which there is one or more."""
     state = {"written": False, "refused": False}
 
     def fault(method: str, path: str, _: Any) -> int:
@@ -284,8 +285,9 @@ def refuse_once_written(store: Store, prefix: str) -> Callable[[], bool]:
         state["written"] = method == "PUT" and path == f"/{store.bucket}/{prefix}/{MANIFEST}"
         return 0
 
-    store.fault = fault
-    return lambda: state["refused"]
+    with store.failing(fault):
+        yield
+    assert state["refused"]
 
 
 @pytest.fixture
@@ -310,14 +312,10 @@ def test_a_set_is_written_once_its_manifest_is(store: Store, capture: Path) -> N
     out = store.url("whole")
     write(out, "old")
     read = kdissect.read(capture)
-    was_refused = refuse_once_written(store, "whole")
-    try:
+    with refusing_once_written(store, "whole"):
         written = read.write(out, overwrite=True)
-        assert was_refused()
         with pytest.raises((EnvironmentFailed, OSError)):
             written.exchanges.to_arrow()
-    finally:
-        store.fault = None
     assert written.exchanges.num_rows == read.exchanges.num_rows
     assert len(store.names("whole")) > len(set_files(out)), "files of the old set are there"
     with writing(out, overwrite=True):
@@ -332,12 +330,8 @@ def test_a_run_succeeds_once_the_manifest_is_written(
     """Exit 0, and a line that says why there is no summary."""
     monkeypatch.setattr(dissect_verb, "_start_spark", lambda *_: None)
     out = store.url("run")
-    was_refused = refuse_once_written(store, "run")
-    try:
+    with refusing_once_written(store, "run"):
         result = CliRunner().invoke(app, ["dissect", str(capture), "--out", out])
-    finally:
-        store.fault = None
-    assert was_refused()
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert result.stderr.startswith(f"kdissect: warning: {out} is written; it cannot be read")

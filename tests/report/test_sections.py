@@ -45,8 +45,8 @@ def test_every_exchange_is_counted_once(document: dict[str, Any], librdkafka: Ta
 def test_lost_answers_are_no_errors(captures: Path, tmp_path: Path) -> None:
     """Of a capture without two percent of its packets: requests that cannot be judged are counted,
     and none of them is without an answer."""
-    lose_packets((captures / "java_2_0_1.pcap").read_bytes(), tmp_path / "lost.pcap", 0.02)
-    document = document_of(kdissect.read(tmp_path / "lost.pcap"))
+    path = lose_packets(captures / "java_2_0_1.pcap", tmp_path / "lost.pcap", 0.02)
+    document = document_of(kdissect.read(path))
     overview = document["overview"]
     assert overview["unjudged"] > 3
     assert (overview["response_missing"], overview["connection_closed"]) == (0, 0)

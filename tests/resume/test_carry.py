@@ -147,10 +147,10 @@ def test_many_in_flight_and_acks_0(run: Run) -> None:
 
 
 def test_a_frame_of_many_windows(run: Run) -> None:
-    """A megabyte in small segments is complete with its last one."""
+    """A large frame in small segments is complete with its last one."""
     talk = Talk()
     talk.exchange(1)
-    talk.ask(produce(2, 1, room=1 << 20))
+    talk.ask(produce(2, 1, room=1 << 18))
     talk.answer(response(2))
     assert flat(run.packets(talk.packets)) == [(1, "paired"), (2, "paired")]
 

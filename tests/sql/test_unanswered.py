@@ -1,6 +1,5 @@
 """Requests without a response, checked against captures before packets were removed."""
 
-import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.requests import unanswered
-from tests.builders.captures import cut_capture, lose_packets
+from tests.builders.captures import lose_packets, split_capture
 from tests.builders.tables import SECOND_US, START_US, exchange
 from tests.builders.tables import tables as made
 from tests.cases import cases
@@ -34,11 +33,8 @@ def statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:
 @cases("seed", [1], heavy=[2, 3])
 def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: Path) -> None:
     """Two percent of the packets are gone. An answer among them is never called missing."""
-    data = (captures / name).read_bytes()
-    data = gzip.decompress(data) if name.endswith(".gz") else data
-    lose_packets(data, tmp_path / "lost.pcap", 0.02, seed)
     before = statuses(kdissect.read(captures / name))
-    tables = kdissect.read(tmp_path / "lost.pcap")
+    tables = kdissect.read(lose_packets(captures / name, tmp_path / "lost.pcap", 0.02, seed))
     may_be_lost = judged(tables)
     there = {ident: before.get(key) for key, (ident, _) in statuses(tables).items()}
     answered = [ident for ident in may_be_lost if (there[ident] or (0, ""))[1] == "paired"]
@@ -48,7 +44,8 @@ def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: 
 
 def test_a_capture_that_ends_before_an_answer(captures: Path, tmp_path: Path) -> None:
     """A client closes its side during a long poll. The capture ends before the broker's answer."""
-    cut_capture((captures / "librdkafka.pcap").read_bytes(), tmp_path / "cut.pcap", 0.75)
+    head, packets = split_capture((captures / "librdkafka.pcap").read_bytes())
+    (tmp_path / "cut.pcap").write_bytes(head + b"".join(packets[: len(packets) * 3 // 4]))
     before = statuses(kdissect.read(captures / "librdkafka.pcap"))
     tables = kdissect.read(tmp_path / "cut.pcap")
     may_be_lost = judged(tables)
@@ -138,8 +135,8 @@ def test_loss_in_another_file(files: dict[int, tuple[int, int]], may_be_lost: bo
 
 def test_loss_in_one_of_two_recordings(captures: Path, tmp_path: Path) -> None:
     """A lossy recording of another time leaves the requests of a whole one decided."""
-    lossy, whole = tmp_path / "lossy.pcap", captures / "librdkafka.pcap"
-    lose_packets(gzip.decompress((captures / "sarama.pcap.gz").read_bytes()), lossy, 0.02, 1)
+    whole = captures / "librdkafka.pcap"
+    lossy = lose_packets(captures / "sarama.pcap.gz", tmp_path / "lossy.pcap", 0.02)
     alone, both = judged(kdissect.read(whole)), judged(kdissect.read([whole, lossy]))
     assert {ident: both[ident] for ident in alone} == alone
     assert any(both.values())
