@@ -84,7 +84,7 @@ def print_plan(
 
 def _print(template: str, console: Console, **values: Any) -> None:
     text = rendered(template, visible, **values)
-    console.print(text, markup=False, highlight=False, emoji=False)
+    console.print(text.rstrip("\n"), markup=False, highlight=False, emoji=False)
 
 
 @contextmanager
