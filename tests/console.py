@@ -27,6 +27,7 @@ QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 JOIN = re.compile(r" (\||&&) ")
 EXIT_CODE = '; echo "exit $?"'
 SHELL = re.compile(r"[|<>;&*\\\n]")
+COMPILES = re.compile(r"^kdissect compiles its kernels .*\n", re.MULTILINE)  # the first one to run
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ", re.MULTILINE)
@@ -75,7 +76,7 @@ def run(command: str, folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    return done.stdout
+    return COMPILES.sub("", done.stdout)
 
 
 def run_here(command: str, folder: Path) -> str:
@@ -108,7 +109,7 @@ def run_here(command: str, folder: Path) -> str:
             code = _exit_code(done.exception)
     elif code > 1 or not isinstance(done.exception, SystemExit | None):
         return run(command, folder)
-    output = done.output + errors.getvalue()
+    output = COMPILES.sub("", done.output + errors.getvalue())
     if join == "|" and (done.stderr or errors.getvalue()):
         return run(command, folder)
     if not join:
