@@ -68,15 +68,13 @@ class KdissectDataSource(DataSource):
     def _schema(self) -> pa.Schema:
         return schema_of(self._table(), self._options(), self._set)
 
-    def _option(self, name: str) -> str | None:
-        value: str | None = self.options.get(name)
-        return value
-
     def _list(self, name: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in (self._option(name) or "").split(",") if part.strip())
+        return tuple(
+            part.strip() for part in (self.options.get(name) or "").split(",") if part.strip()
+        )
 
     def _table(self) -> str:
-        return self._option("table") or "exchanges"
+        return self.options.get("table") or "exchanges"
 
     def _options(self) -> Options:
         unknown = sorted(set(map(str.lower, self.options)) - set(_KNOWN))
@@ -85,20 +83,22 @@ class KdissectDataSource(DataSource):
         return Options.of(
             ports=tuple(int(port) for port in self._list("port")),
             keylog=self._list("keylog"),
-            payload=self._option("payload") or "full",
-            reveal_secrets=(self._option("revealSecrets") or "").lower() in _TRUE,
-            decode_values=self._option("decodeValues"),
+            payload=self.options.get("payload") or "full",
+            reveal_secrets=(self.options.get("revealSecrets") or "").lower() in _TRUE,
+            decode_values=self.options.get("decodeValues"),
             hosts=self._list("host"),
-            from_=self._option("from"),
-            until=self._option("to"),
+            from_=self.options.get("from"),
+            until=self.options.get("to"),
         )
 
     def _set(self) -> Tables:
-        path, paths = self._option("path"), self._option("paths")
+        path, paths = self.options.get("path"), self.options.get("paths")
         named: Sequence[str] = json.loads(paths) if paths else [path] if path else []
         if not named:
             raise CaptureError("load() needs the path of a capture, a folder or a glob")
-        return table_set([_local(name) for name in named], self._options(), self._option("spool"))
+        return table_set(
+            [_local(name) for name in named], self._options(), self.options.get("spool")
+        )
 
 
 def table_set(paths: Sequence[str], options: Options, spool: str | None) -> Tables:

@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 A run with ``--append`` or ``--keep-state`` saves the state that the next append needs. The state
 consists of tables in ``_state/`` that the manifest lists apart: the open connections
-(`resume.open_connection`), the events of groups, producers and fetch sessions, and one row with the
-rest: facts about topics and brokers, ids of the captures, and names that rows lack.
+(`resume.open_connection`) with their rows so far, the events of groups, producers and fetch
+sessions, and one row with the rest: facts about topics and brokers, ids of the captures, and names
+that rows lack.
 
 A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes. What
 becomes of a request that is open at the end of a run:
@@ -185,7 +186,7 @@ def append_plan(
         raise ReadAgainError("the new captures are in an object store")
     files = {
         table: [os.path.join(absolute(out), name) for name in entry["files"]]
-        for table, entry in {**state["tables"], "connections": _open_rows(manifest)}.items()
+        for table, entry in state["tables"].items()
     }
     for path in chain.from_iterable(files.values()):
         if not os.path.isfile(path):
@@ -200,7 +201,6 @@ def append_plan(
             event_files=tuple(
                 path for name in SCHEMAS for path in files.get(f"{STATE}/{name}", ())
             ),
-            connection_files=tuple(files["connections"]),
             byte_count=manifest["totals"]["bytes"],
         ),
         replace(
@@ -219,13 +219,6 @@ def append_plan(
         else:
             append.left_out.append(item.path)
     return append
-
-
-def _open_rows(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The files of `connections` with the rows of those that may continue."""
-    final = manifest["state"]["final"].get("connections", {}).get("files", ())
-    names = manifest["tables"]["connections"]["files"]
-    return {"files": [name for name in names if name not in final]}
 
 
 def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Bools, Indices, Ints, Rows, gather_ranges, take
+from kdissect.arrays import Indices, Ints, Rows, gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import SEGMENT, SegmentBatch
@@ -29,13 +30,16 @@ from kdissect.pipeline.learn import learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary
-from kdissect.pipeline.saved_state import count_anomalies
+from kdissect.pipeline.saved_state import (
+    continued,
+    count_anomalies,
+    rows_so_far,
+    with_rows,
+)
 from kdissect.pipeline.step_rows import (
-    ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
     STATE_OPEN,
-    TABLE_OF,
     Row,
     RowKind,
     packed_table,
@@ -43,15 +47,22 @@ from kdissect.pipeline.step_rows import (
 )
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
-from kdissect.resume.open_connection import OpenConnection, from_table, rows_of, to_table
+from kdissect.resume.open_connection import (
+    OPEN_SCHEMA,
+    OpenConnection,
+    from_table,
+    rows_of,
+    to_table,
+)
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
     in_parts,
     stream_anomalies,
 )
-from kdissect.tables.arrow_arrays import binaries, unpacked
+from kdissect.tables.arrow_arrays import binaries, plain, unpacked
 from kdissect.tables.connections import ConnectionClients, connections_table
+from kdissect.tables.schemas import CONNECTIONS
 from kdissect.tcp.columns import CloseReason
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files (`capture.scratch`)
@@ -118,13 +129,16 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     began = time.perf_counter()
     gathered = Gathered()
     states: list[OpenConnection] = []
+    earlier = [CONNECTIONS.empty_table()]
     number = 0
     for row in rows:
         number = row.key
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
         elif row.kind == RowKind.STATES:
-            states += from_table(unpacked(row.data)[1])
+            _, saved = unpacked(row.data)
+            states += from_table(saved.select(OPEN_SCHEMA.names))
+            earlier.append(rows_so_far(saved))
         else:
             yield row._replace(key=row.order % plan.slot_count)
     batch, scratch = gathered.batch()
@@ -149,11 +163,17 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
     home = number % plan.slot_count
-    bucket = replace(bucket, found=replace(bucket.found, assembly=assembly))
-    for name, table in _tables(plan, bucket, clients, overlaps):
-        if name in TABLE_OF and table.num_rows:
-            summary.connections[name].append(table)
-        for some in sliced(table) if name not in TABLE_OF else ():
+    connections = connections_table(
+        assembly.endpoints, assembly.connections, clients, assembly.tls, assembly.tcp
+    ).filter(pa.array(overlaps))
+    connections = continued(connections, pa.concat_tables(earlier))
+    anomalies = anomaly_tables(assembly, sources, list(plan.capture_ids), options)
+    tables = chain(
+        _connections(connections, bucket.states),
+        (("anomalies", table) for table in chain(anomalies, [anomalies_table(bucket.notes)])),
+    )
+    for name, table in tables:
+        for some in sliced(table):
             yield Row(home, RowKind.TABLE, number, packed_table(name, some))
     packets = enumerate(assembly.duplicate_packets.tolist())
     summary.duplicates.update({source: count for source, count in packets if count})
@@ -192,8 +212,7 @@ def _bucket_without_state(
         goes_on = assembly.connections["close_reason"] == CloseReason.CAPTURE_END
         summary.counts["carry_limits"] = int(goes_on.sum())
     notes += count_anomalies(summary.counts)
-    nothing = np.zeros(len(assembly.connections), np.bool_)
-    found = CompletedExchanges(assembly, sources, nothing, nothing)
+    found = CompletedExchanges(assembly, sources)
     return AssembledBucket(found, notes, summary=summary)
 
 
@@ -254,28 +273,18 @@ def _slots(plan: RunPlan, assembly: Assembly) -> Indices:
     return np.clip(slot, 0, plan.slot_count - 1)
 
 
-def _tables(
-    plan: RunPlan, bucket: AssembledBucket, clients: ConnectionClients, overlaps: Bools
+def _connections(
+    connections: pa.Table, states: list[OpenConnection]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Rows of `connections` by name of TABLE_OF or table, of `anomalies`, and of the saved state.
-
-    overlaps: bool[connections], with the times of the run.
-    """
-    found, assembly, options = bucket.found, bucket.found.assembly, plan.options
-    connections = connections_table(
-        assembly.endpoints, assembly.connections, clients, assembly.tls, assembly.tcp
-    )
-    has_ended = found.was_open & ~found.is_open
-    for name, chosen in (
-        ("connections", ~found.is_open & ~found.was_open),
-        (OPEN_CONNECTIONS, found.is_open),
-        (ENDED_CONNECTIONS, has_ended),
-    ):
-        yield name, connections.filter(pa.array(overlaps & chosen))
-    for table in anomaly_tables(assembly, found.sources, list(plan.capture_ids), options):
-        yield "anomalies", table
-    yield "anomalies", anomalies_table(bucket.notes)
-    yield STATE_OPEN, to_table(bucket.states)
+    """The rows of `connections`, those that may go on apart, and the saved state."""
+    ids = pa.array(rows_of(states)["connection"]["connection_id"])
+    may_go_on = pc.is_in(connections["connection_id"], value_set=ids)
+    yield "connections", connections.filter(pc.invert(may_go_on))
+    place = pc.index_in(ids, connections["connection_id"])
+    assert not place.null_count
+    rows = plain(connections.take(place), CONNECTIONS)
+    yield OPEN_CONNECTIONS, rows
+    yield STATE_OPEN, with_rows(to_table(states), rows)
 
 
 def anomaly_tables(

@@ -23,7 +23,7 @@ from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
-from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, Row, RowKind, Sink
+from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, TABLE_OF, Row, RowKind, Sink
 from kdissect.stories.events import Collector, in_order, unpack
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.fetch_sessions import fetch_sessions_table
@@ -71,7 +71,7 @@ def decode(
         slot = row.key
         if row.kind == RowKind.TABLE:
             name, table = unpacked(row.data)
-            if name == "connections":
+            if TABLE_OF.get(name, name) == "connections":
                 used |= scram_users(table)
                 table = with_owners(table, facts.owners)
             sink(name, table)

@@ -85,15 +85,13 @@ def task_count(byte_count: int, split_bytes: int | None = None) -> int:
 class Before:
     """The set that a run continues.
 
-    known: what `append.state_to_save` wrote. open_files, event_files, connection_files: absolute
-    paths of open connections, of events, and of the rows of open connections. byte_count: bytes of
-    its captures, which the plan does not read.
+    known: what `append.state_to_save` wrote. open_files, event_files: absolute paths of open
+    connections and of events. byte_count: bytes of its captures, which the plan does not read.
     """
 
     known: dict[str, Any]
     open_files: tuple[str, ...]
     event_files: tuple[str, ...]
-    connection_files: tuple[str, ...]
     byte_count: int
 
 

@@ -14,14 +14,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.learn import Cluster, with_owners
+from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import Before, RunPlan
-from kdissect.pipeline.saved_state import (
-    NamesUsed,
-    late_names,
-    open_and_ended_connections,
-    scram_users,
-)
+from kdissect.pipeline.saved_state import NamesUsed, late_names
 from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
 from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
@@ -36,9 +31,8 @@ class RunSummary:
 
     packets, tcp, duplicates: by source. ignored: by source and reason. counts: by name of
     `saved_state.COUNTS`. timings: seconds and bytes by name. hashes: (number in the plan's `files`,
-    size, sha256). facts: what messages tell. connections: rows of OPEN_CONNECTIONS and of
-    ENDED_CONNECTIONS, which go on from run to run. names_used: if the run saves state. files:
-    of tables, staged by successful attempts.
+    size, sha256). facts: what messages tell. names_used: if the run saves state. files: of tables,
+    staged by successful attempts.
     """
 
     packets: Counter[int] = field(default_factory=Counter)
@@ -49,7 +43,6 @@ class RunSummary:
     timings: dict[str, float] = field(default_factory=dict)
     hashes: list[tuple[int, int, str]] = field(default_factory=list)
     facts: Cluster = field(default_factory=Cluster)
-    connections: defaultdict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
     names_used: NamesUsed = field(default_factory=set)
     files: list[StagedFile] = field(default_factory=list)
 
@@ -61,8 +54,6 @@ class RunSummary:
         for name, value in other.timings.items():
             self.timings[name] = self.timings.get(name, 0.0) + value
         self.facts.merge(other.facts)
-        for name, tables in other.connections.items():
-            self.connections[name] += tables
         self.hashes += other.hashes
         self.names_used |= other.names_used
         self.files += other.files
@@ -85,16 +76,10 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> None:
         earlier = Cluster.from_bytes(plan.before.known["facts"].encode())
         facts.merge(earlier)
         summary.counts["late_names"] = _late_names(plan.before, earlier, facts, sink)
-    for name, tables in summary.connections.items():
-        for table in tables:
-            summary.names_used |= scram_users(table)
-        summary.connections[name] = [with_owners(table, facts.owners) for table in tables]
     sink("topics", facts.topics.table())
     sink("brokers", facts.brokers.table())
     sink("captures", captures_table(plan, summary))
     sink("anomalies", cut_captures(plan))
-    for name, table in open_and_ended_connections(plan, summary.connections):
-        sink(name, table)
 
 
 def _late_names(before: Before, earlier: Cluster, facts: Cluster, sink: Sink) -> int:

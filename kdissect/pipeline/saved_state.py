@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,11 +16,13 @@ from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
-from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS, Row, RowKind
+from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.stories.events import SCHEMAS
 from kdissect.tables.anomalies import AnomalyRow
 from kdissect.tables.arrow_arrays import plain
-from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.schemas import CONNECTIONS
+
+_SO_FAR = "connection"  # a column beside those of `open_connection`
 
 # What a run counts that keeps state, with the text for each.
 COUNTS = {
@@ -94,30 +95,29 @@ def read_events(row: Row) -> tuple[str, pa.Table]:
     return name, read_state(path).cast(SCHEMAS[name])
 
 
-def open_and_ended_connections(
-    plan: RunPlan, now: dict[str, list[pa.Table]]
-) -> Iterator[tuple[str, pa.Table]]:
-    """(table or OPEN_CONNECTIONS, rows) of connections that go on from run to run: the rows of this
-    run with what messages and handshakes told the runs before. Counts are whole already."""
-    schema = FIXED_TABLES["connections"]
-    files = plan.before.connection_files if plan.before else ()
-    earlier = pa.concat_tables(
-        [schema.empty_table(), *(pq.read_table(path, schema=schema) for path in files)]
+def with_rows(states: pa.Table, connections: pa.Table) -> pa.Table:
+    """A table of open connections with their rows of `connections` so far."""
+    columns = [column.combine_chunks() for column in connections.columns]  # without their meanings
+    return states.append_column(
+        _SO_FAR, pa.StructArray.from_arrays(columns, connections.column_names)
     )
-    seen = [schema.empty_table()["connection_id"]]
-    for name, target in ((OPEN_CONNECTIONS, OPEN_CONNECTIONS), (ENDED_CONNECTIONS, "connections")):
-        for table in now.get(name, ()):
-            place = pc.index_in(table["connection_id"], earlier["connection_id"])
-            before = earlier.take(place)
-            table = plain(table, schema)
-            pairs = zip(table.columns, before.columns, strict=True)
-            table = pa.table([_either(*pair) for pair in pairs], schema=schema)
-            seen.append(table["connection_id"])
-            yield target, table
-    known = pa.chunked_array([chunk for column in seen for chunk in column.chunks], pa.int64())
-    others = earlier.filter(pc.invert(pc.is_in(earlier["connection_id"], value_set=known)))
-    if others.num_rows:
-        yield OPEN_CONNECTIONS, others
+
+
+def rows_so_far(states: pa.Table) -> pa.Table:
+    """The rows that `with_rows` was given."""
+    return pa.Table.from_struct_array(states[_SO_FAR])
+
+
+def continued(now: pa.Table, earlier: pa.Table) -> pa.Table:
+    """`connections` of this run with what messages and handshakes told the runs before; counts are
+    whole already. Then the earlier rows of connections without packets in this run."""
+    if not earlier.num_rows:
+        return now
+    before = earlier.take(pc.index_in(now["connection_id"], earlier["connection_id"]))
+    pairs = zip(plain(now, CONNECTIONS).columns, before.columns, strict=True)
+    merged = pa.table([_either(*pair) for pair in pairs], schema=CONNECTIONS)
+    is_here = pc.is_in(earlier["connection_id"], now["connection_id"])
+    return pa.concat_tables([merged, earlier.filter(pc.invert(is_here))])
 
 
 def _either(now: pa.ChunkedArray, before: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

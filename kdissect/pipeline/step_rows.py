@@ -29,14 +29,9 @@ from kdissect.tables.arrow_arrays import packed, plain, plain_schema
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
 # Names of rows with files apart from the others of their table: connections that a later run may
-# continue, and those that an earlier run began; anomalies found in all events.
-OPEN_CONNECTIONS, ENDED_CONNECTIONS = "open connections", "ended connections"
-STORY_ANOMALIES = "anomalies of stories"
-TABLE_OF = {
-    OPEN_CONNECTIONS: "connections",
-    ENDED_CONNECTIONS: "connections",
-    STORY_ANOMALIES: "anomalies",
-}
+# continue; anomalies found in all events.
+OPEN_CONNECTIONS, STORY_ANOMALIES = "open connections", "anomalies of stories"
+TABLE_OF = {OPEN_CONNECTIONS: "connections", STORY_ANOMALIES: "anomalies"}
 # Tables of a set's saved state, which `append` describes: connections as `open_connection` packs
 # them, the events of SCHEMAS, and one row with all else.
 STATE = "_state"  # readers of tables skip folders with a leading underscore

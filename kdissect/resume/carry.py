@@ -67,7 +67,7 @@ from kdissect.capture.segments import (
 from kdissect.kafka.assembly import Assembly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.pairing import CLOCKS_MAX_NS
-from kdissect.resume.assembled_window import AssembledWindow, Bools
+from kdissect.resume.assembled_window import AssembledWindow
 from kdissect.resume.next_state import final_anomalies, next_connections
 from kdissect.resume.open_connection import (
     NEVER,
@@ -97,13 +97,10 @@ class CarryLimits:
 @dataclass(frozen=True, slots=True)
 class CompletedExchanges:
     """assembly: the connections of a window, their complete exchanges, and the anomalies that no
-    later packet changes. sources: where its extents are. By connection: is_open, it goes on after
-    the window. was_open: earlier windows had packets of it."""
+    later packet changes. sources: where its extents are."""
 
     assembly: Assembly
     sources: Sources
-    is_open: Bools
-    was_open: Bools
 
 
 @dataclass(slots=True)
@@ -261,12 +258,7 @@ class ConnectionCarry:
             exchanges=take(w.assembly.exchanges, np.flatnonzero(progress.is_done)),
             anomalies=final_anomalies(w, progress),
         )
-        return CompletedExchanges(
-            assembly,
-            sources.carrying(assembly.carried.data),
-            w.is_last & ~progress.is_gone,
-            w.before["connection"]["first_time_ns"] != NEVER,
-        )
+        return CompletedExchanges(assembly, sources.carrying(assembly.carried.data))
 
     def _count(self, w: AssembledWindow, progress: Progress) -> None:
         counts, was_unknown = self.counts, w.known == Protocol.NONE
