@@ -33,14 +33,7 @@ from kdissect.pipeline.filters import any_of, time_ns
 from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
 from kdissect.pipeline.plan import RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
-from kdissect.pipeline.table_set import (
-    absolute,
-    commit,
-    dataset,
-    read_manifest,
-    staging,
-    writing,
-)
+from kdissect.pipeline.table_set import absolute, commit, dataset, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, fixed_tables

@@ -45,13 +45,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from kdissect.capture.inputs import listed
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
-from kdissect.capture.segments import (
-    ENDPOINTS,
-    OPTIONS_MASK,
-    OPTIONS_SHIFT,
-    SEGMENT,
-    SegmentBatch,
-)
+from kdissect.capture.segments import ENDPOINTS, OPTIONS_MASK, OPTIONS_SHIFT, SEGMENT, SegmentBatch
 from kdissect.capture.windows import Window, WindowReader
 from kdissect.codec.redaction import secret_apis
 from kdissect.datasource import schema_of
@@ -70,12 +64,7 @@ from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.selection import duration_ms
 from kdissect.pipeline.spark_session import use_this_python
-from kdissect.pipeline.step_rows import (
-    ROW_BYTES_MAX,
-    STATE_OPEN,
-    RowKind,
-    packed_table,
-)
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, STATE_OPEN, RowKind, packed_table
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
 from kdissect.resume.next_state import payload

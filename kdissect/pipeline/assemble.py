@@ -30,12 +30,7 @@ from kdissect.pipeline.learn import learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary
-from kdissect.pipeline.saved_state import (
-    continued,
-    count_anomalies,
-    rows_so_far,
-    with_rows,
-)
+from kdissect.pipeline.saved_state import continued, count_anomalies, rows_so_far, with_rows
 from kdissect.pipeline.step_rows import (
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
@@ -54,12 +49,7 @@ from kdissect.resume.open_connection import (
     rows_of,
     to_table,
 )
-from kdissect.tables.anomalies import (
-    AnomalyRow,
-    anomalies_table,
-    in_parts,
-    stream_anomalies,
-)
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table, in_parts, stream_anomalies
 from kdissect.tables.arrow_arrays import binaries, plain, unpacked
 from kdissect.tables.connections import ConnectionClients, connections_table
 from kdissect.tables.schemas import CONNECTIONS

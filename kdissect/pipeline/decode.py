@@ -33,12 +33,7 @@ from kdissect.stories.producer_messages import producer_events
 from kdissect.stories.sequences import sequence_anomalies
 from kdissect.stories.transactions import transactions_table
 from kdissect.tables.arrow_arrays import unpacked
-from kdissect.tables.message_chunk import (
-    FrameBuffer,
-    MessageChunk,
-    chunks_in_time,
-    decode_messages,
-)
+from kdissect.tables.message_chunk import FrameBuffer, MessageChunk, chunks_in_time, decode_messages
 from kdissect.tables.topics import TopicNames
 
 _EVENTS = (("groups", group_events), ("producers", producer_events), ("fetches", fetch_events))
@@ -51,11 +46,7 @@ _TABLES = (
 
 
 def decode(
-    plan: RunPlan,
-    facts: Cluster,
-    sources: Sources,
-    rows: Iterable[Row],
-    sink: Sink,
+    plan: RunPlan, facts: Cluster, sources: Sources, rows: Iterable[Row], sink: Sink
 ) -> Iterator[Row]:
     """Write all rows of one slot to tables; yields events.
 

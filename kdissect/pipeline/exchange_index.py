@@ -11,14 +11,7 @@ from kdissect.arrays import copied, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
-from kdissect.kafka.assembly import (
-    ANOMALY,
-    CONNECTION,
-    EXCHANGE,
-    EXTENT,
-    Assembly,
-    Carried,
-)
+from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly, Carried
 from kdissect.packing import pack, unpack
 from kdissect.protocol.model import SIDES
 
@@ -133,12 +126,7 @@ def from_bytes(data: bytes) -> Assembly:
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
     return Assembly(
-        endpoints,
-        connections,
-        exchanges,
-        extents,
-        np.zeros(0, ANOMALY),
-        carried=Carried(carried),
+        endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY), carried=Carried(carried)
     )
 
 

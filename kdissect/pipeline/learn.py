@@ -100,10 +100,7 @@ def _messages() -> frozenset[tuple[int, int]]:
 
 
 def learn(
-    cluster: Cluster,
-    clients: ConnectionClients,
-    assembly: Assembly,
-    sources: Sources,
+    cluster: Cluster, clients: ConnectionClients, assembly: Assembly, sources: Sources
 ) -> None:
     """Add what all exchanges of an assembly tell of the cluster, and of connections' clients."""
     _add_client_ids(clients, assembly, sources)
@@ -119,10 +116,7 @@ def learn_topics(assembly: Assembly, sources: Sources) -> SeenTopics:
 
 
 def _read_all(
-    cluster: Cluster,
-    clients: ConnectionClients | None,
-    assembly: Assembly,
-    sources: Sources,
+    cluster: Cluster, clients: ConnectionClients | None, assembly: Assembly, sources: Sources
 ) -> None:
     """clients: None reads topics only."""
     messages = binding_structs().keys() if clients is None else _messages()

@@ -11,13 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Indices, Positions, take
-from kdissect.codec.redaction import (
-    TEXT,
-    hide_tags,
-    may_hold_secrets,
-    redact_column,
-    secret_apis,
-)
+from kdissect.codec.redaction import TEXT, hide_tags, may_hold_secrets, redact_column, secret_apis
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.step_rows import Sink

@@ -31,12 +31,7 @@ from kdissect.pipeline.step_rows import (
     sliced,
 )
 from kdissect.resume.open_connection import endpoints_of
-from kdissect.tables.anomalies import (
-    AnomalyRow,
-    anomalies_table,
-    anomaly_columns,
-    texts,
-)
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
 
 
 def scan(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
@@ -72,10 +67,7 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
     for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
         yield Row(0, RowKind.TABLE, number, packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
-    summary.timings |= {
-        "scan_s": time.perf_counter() - began,
-        "scan_bytes": split.end - split.pos,
-    }
+    summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
     yield summary.row(number)
 
 

@@ -64,10 +64,7 @@ def infer(assembly: Assembly, sources: Sources) -> None:
 
 
 def _decide(
-    exchanges: Rows,
-    rows: Indices,
-    candidates: list[set[Pair]],
-    requested: dict[int, set[Pair]],
+    exchanges: Rows, rows: Indices, candidates: list[set[Pair]], requested: dict[int, set[Pair]]
 ) -> None:
     """Set API and version of each response whose possible pairs all belong to one API.
 

@@ -56,14 +56,7 @@ import numpy.typing as npt
 
 from kdissect.arrays import joined, take
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
-from kdissect.capture.segments import (
-    ACK,
-    COUNTED_BEFORE,
-    ENDPOINTS,
-    SEGMENT,
-    SYN,
-    SegmentBatch,
-)
+from kdissect.capture.segments import ACK, COUNTED_BEFORE, ENDPOINTS, SEGMENT, SYN, SegmentBatch
 from kdissect.kafka.assembly import Assembly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.pairing import CLOCKS_MAX_NS

@@ -17,13 +17,7 @@ from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.assembled_window import AssembledWindow, Bools
-from kdissect.resume.open_connection import (
-    NO_NUMBER,
-    Ints,
-    OpenConnection,
-    Rows,
-    is_resumed,
-)
+from kdissect.resume.open_connection import NO_NUMBER, Ints, OpenConnection, Rows, is_resumed
 from kdissect.resume.progress import Progress
 from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import TlsState

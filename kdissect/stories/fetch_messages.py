@@ -13,12 +13,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import Ints
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE
-from kdissect.stories.events import (
-    begins,
-    flattened,
-    place,
-    story,
-)
+from kdissect.stories.events import begins, flattened, place, story
 from kdissect.stories.sequences import codes
 from kdissect.tables.message_chunk import MessageChunk
 

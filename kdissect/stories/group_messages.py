@@ -21,10 +21,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import (
-    place,
-    story,
-)
+from kdissect.stories.events import place, story
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.schemas import Row
 from kdissect.tables.topics import TopicNames

@@ -16,13 +16,7 @@ from kdissect.arrays import Ints, Rows
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import (
-    PRODUCER_STEPS,
-    ProducerStep,
-    flattened,
-    place,
-    story,
-)
+from kdissect.stories.events import PRODUCER_STEPS, ProducerStep, flattened, place, story
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import first_match
 from kdissect.tables.records import FROM_PRODUCE

@@ -152,10 +152,7 @@ def texts_of_kinds(codes: Ints, text: Callable[[int, Ints], pa.Array]) -> pa.Arr
 
 
 def stream_anomalies(
-    anomalies: Rows,
-    connection_ids: Ids,
-    capture_ids: list[int],
-    data: pa.Array,
+    anomalies: Rows, connection_ids: Ids, capture_ids: list[int], data: pa.Array
 ) -> pa.Table:
     """`anomalies` from ANOMALY rows of an assembly; data[i] has the bytes of row i."""
 

@@ -126,11 +126,7 @@ def _table(
 
 
 def _batch_faults(
-    some: pa.Table,
-    data: pa.Array,
-    fault: InternalFaults,
-    rows: Indices,
-    is_secret: bool,
+    some: pa.Table, data: pa.Array, fault: InternalFaults, rows: Indices, is_secret: bool
 ) -> list[RecordFault]:
     """One row per batch with that fault, showing the first of its records."""
     via = pa.array(fault.rows)

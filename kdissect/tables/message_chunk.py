@@ -32,12 +32,7 @@ from kdissect.arrays import (
 )
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.arrow_columns import UNKNOWN_TAGS
-from kdissect.codec.message_columns import (
-    ELEMENTS_MAX,
-    MessageColumns,
-    body_type,
-    decode_columns,
-)
+from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, body_type, decode_columns
 from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -200,11 +195,7 @@ class FrameBuffer:
         return self._readable[side].get(api_key, _NO_ROWS)
 
     def decode(
-        self,
-        api_key: int,
-        side: int,
-        rows: Indices,
-        elements_max: int = ELEMENTS_MAX,
+        self, api_key: int, side: int, rows: Indices, elements_max: int = ELEMENTS_MAX
     ) -> MessageColumns:
         """Decode the messages of `rows` (indices into exchanges) into columns."""
         return decode_columns(
@@ -375,9 +366,7 @@ def decode_messages(
     )
 
 
-def _status_by_version(
-    frames: FrameBuffer,
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+def _status_by_version(frames: FrameBuffer) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
     """(DecodeStatus[n, 2] before decoding, VersionSource[n])."""
     exchanges = frames.exchanges
     has_api = np.isin(frames.api_key, sorted(catalog.apis()))

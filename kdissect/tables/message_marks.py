@@ -43,11 +43,7 @@ class ChunkMarks:
     """All marks of a chunk, ordered by (row, side, wire order)."""
 
     def __init__(
-        self,
-        parts: list[tuple[Indices, int, Rows]],
-        buf: Bytes,
-        row_count: int,
-        known: TopicNames,
+        self, parts: list[tuple[Indices, int, Rows]], buf: Bytes, row_count: int, known: TopicNames
     ) -> None:
         """parts: (rows of messages in the chunk, their side, their MARK rows of the column kernel).
         known: names of topic ids, of the whole input."""
