@@ -35,8 +35,15 @@ _SET = 0  # operation of IncrementalAlterConfigs
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort")
 _GONE, _A_TOPIC = "none", "a topic"  # values: there is none; of an unknown number of partitions
 
-# Its kind and names: ("topic", name), ("log", topic, partition), ("group", name),
-# ("config", topic, name), ("commit", group, topic, partition), ("transaction", id)
+# A subject is a kind and its names; as text:
+_NAMES = {
+    "topic": "topic {}",
+    "log": "log {}-{}",  # topic, partition
+    "config": "config {1} of {0}",  # topic, name
+    "group": "group {}",
+    "commit": "committed offset of {} in {}-{}",  # group, topic, partition
+    "transaction": "transactional id {}",
+}
 Subject = tuple[Any, ...]
 
 
@@ -374,16 +381,8 @@ def facts_of(state: State, like: State | None = None) -> dict[Subject, Fact]:
 
 def _name(subject: Subject) -> str:
     """A subject for people."""
-    match subject:
-        case "log", topic, partition:
-            return f"log {topic}-{partition}"
-        case "commit", group, topic, partition:
-            return f"committed offset of {group} in {topic}-{partition}"
-        case "config", topic, config:
-            return f"config {config} of {topic}"
-        case kind, name:
-            return f"{'transactional id' if kind == 'transaction' else kind} {name}"
-    raise ValueError(subject)
+    kind, *names = subject
+    return _NAMES[kind].format(*names)
 
 
 def _differing(

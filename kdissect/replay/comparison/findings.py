@@ -41,13 +41,6 @@ _SETTINGS_MAX = 4
 _GROUP_PARTS = frozenset({"commits", "share"})
 # What an element's name says about a finding; other elements are counted.
 _NAMED = ("configs[]", "api_keys[]", "_features[]")
-_GROUP_APIS = frozenset(
-    {
-        ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT,
-        ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.STREAMS_GROUP_HEARTBEAT,
-    }
-)  # fmt: skip
 RULE = "release"  # tolerates what a release changes
 Ranges = Mapping[int, tuple[int, int]]
 
@@ -355,12 +348,10 @@ def _rank(outcome: Outcome, one: Difference) -> int:
         return 0
     if "records" in one.place or one.place.endswith("base_offset"):
         return 1
-    if step.exchange.api_key in _GROUP_APIS:
+    if step.step_class == model.GROUPS or step.exchange.api_key == ApiKey.OFFSET_FETCH:
         return 2
-    if is_code or (
-        step.exchange.api_key in (ApiKey.METADATA, ApiKey.CREATE_TOPICS)
-        and ("configs" not in one.place)
-    ):
+    is_of_topics = step.exchange.api_key in (ApiKey.METADATA, ApiKey.CREATE_TOPICS)
+    if is_code or (is_of_topics and "configs" not in one.place):
         return 3
     if "configs[]" in one.place:
         return 4

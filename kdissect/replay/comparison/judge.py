@@ -60,10 +60,11 @@ class Judge:
     ) -> None:
         self.ids = ids
         self._reference = reference
-        captured, self._target_terms = Terms.of_capture(ids), Terms.of_target(ids)
-        self._expected_terms = Terms.of_target(reference.ids) if reference is not None else captured
+        self._expected_terms = (
+            Terms.of_capture(ids) if reference is None else Terms.of_target(reference.ids)
+        )
         names, has_reference = RequestNames(ids.plan), reference is not None
-        self._theirs = Normaliser(table, self._target_terms, names, keeps_served=has_reference)
+        self._theirs = Normaliser(table, Terms.of_target(ids), names, keeps_served=has_reference)
         self._ours = Normaliser(table, self._expected_terms, names, keeps_served=has_reference)
         self._table, self.used = table, Counter[str]()
         # (step, log, record set) of compared answers

@@ -38,6 +38,14 @@ ALL = "all APIs"
 # Student's t at 0.99, by degrees of freedom from 1; more of them count as the last.
 _T_99 = (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
 
+# What the reference cannot prove, by the number of control runs
+_LIMITS = {
+    0: "latencies were compared with the captured ones, of another machine on another day: a "
+    "difference does not prove that the target is slower; --control-runs measures both",
+    1: "latencies were compared with one run, which does not show how much two runs differ; "
+    "--control-runs does",
+}
+
 Latencies = Mapping[int, int]  # by step, in ns
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -112,9 +120,9 @@ def compare_latencies(
     logs = np.log(np.array([[each[number] for number in numbers] for each in runs], np.float64))
     steps = [plan.steps[number] for number in numbers]
     connections = np.array([step.connection for step in steps], np.int64)
-    rows_of: dict[str, Ints] = {ALL: np.arange(len(steps))}
-    for name in sorted({step.api_name for step in steps}):
-        rows_of[name] = np.flatnonzero([step.api_name == name for step in steps])
+    names = np.array([step.api_name for step in steps])
+    rows_of = {ALL: np.arange(len(steps))}
+    rows_of |= {str(name): np.flatnonzero(names == name) for name in np.unique(names)}
     tested = {name: rows for name, rows in rows_of.items() if len(rows) >= FEWEST_EXCHANGES}
     if not tested:
         return []
@@ -181,22 +189,11 @@ def notes_of(tests: Sequence[LatencyTest], *, control_count: int) -> list[str]:
 
     control_count: of the runs whose latencies are the reference; 0 for the captured ones.
     """
-    notes = []
-    if not control_count:
-        notes.append(
-            "latencies were compared with the captured ones, of another machine on another day: a "
-            "difference does not prove that the target is slower; --control-runs measures both"
-        )
-    elif control_count == 1:
-        notes.append(
-            "latencies were compared with one run, which does not show how much two runs differ; "
-            "--control-runs does"
-        )
+    notes = [_LIMITS[control_count]] if control_count in _LIMITS else []
     if few := [each.api_name for each in tests if not each.is_decided]:
         names = ", ".join(few)
         notes.append(f"too few connections to decide whether latencies changed: {names}")
-    noisy = [each for each in tests if each.is_large and not each.is_slower]
-    if noisy:
+    if noisy := [each for each in tests if each.is_large and not each.is_slower]:
         names = ", ".join(
             f"{each.api_name} took {each.ratio:.2f} times as long, a finding from "
             f"{each.predicted:.2f}"
@@ -208,5 +205,4 @@ def notes_of(tests: Sequence[LatencyTest], *, control_count: int) -> list[str]:
         )
     decided = len(tests) - len(few) - len(noisy)
     slower = sum(each.is_slower for each in tests)
-    notes.append(f"latencies of {plural(decided, 'test')} decided, {slower} slower")
-    return notes
+    return [*notes, f"latencies of {plural(decided, 'test')} decided, {slower} slower"]

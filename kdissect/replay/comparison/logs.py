@@ -35,14 +35,13 @@ from kdissect.replay.workload.messages import EARLIEST, LATEST, entries, respons
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
 _READ_COMMITTED, _ACKS_ALL = 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
-_PRODUCED, _FETCHED, _LISTED = (
-    f"{arrays}[]."
-    for arrays in (
-        "responses[].partition_responses",
-        "responses[].partitions",
-        "topics[].partitions",
-    )
-)
+_PRODUCED = "responses[].partition_responses[]."
+_FETCHED, _LISTED = "responses[].partitions[].", "topics[].partitions[]."
+_WATERMARKS = {
+    "ends": "high_watermark",
+    "stable_ends": "last_stable_offset",
+    "starts": "log_start_offset",
+}
 _POLICY = "cleanup.policy"
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
 _MAYBE_APPENDED = frozenset(
@@ -209,14 +208,7 @@ class Logs(dict[Log, LogFacts]):
                 continue
             offset = named.get(log, {}).get("fetch_offset", -1)
             self._add_fetched(reply, log, partition, offset, is_committed)
-            self[log].shows(
-                reply,
-                _FETCHED,
-                partition,
-                ends="high_watermark",
-                stable_ends="last_stable_offset",
-                starts="log_start_offset",
-            )
+            self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
 
     def _share_fetch(self, reply: Reply) -> None:
         for log, partition in self._terms.logs(reply.answer):

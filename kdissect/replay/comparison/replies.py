@@ -13,13 +13,11 @@ Contradiction = tuple[int, Difference]  # the step whose answer is wrong
 
 
 class Reply(NamedTuple):
-    """A request and its answer, by the target's names; None without one. is_final: no other try
-    followed."""
+    """A request and its answer, by the target's names; None without one."""
 
     outcome: Outcome
     request: Body
     answer: Body | None
-    is_final: bool
 
     @property
     def body(self) -> Body:
@@ -63,9 +61,8 @@ def read(outcomes: Iterable[Outcome], of_all: Iterable[Readers], of_final: Reade
             request = decoded(each.sent or b"", "request", api_key, each.api_version)
             answer = decoded(each.answer or b"", "response", api_key, each.api_version)
             if request is not None:
-                body = None if answer is None else answer.body
-                reply = Reply(each, request.body, body, each is outcome)
-                for reader in always + at_last * reply.is_final:
+                reply = Reply(each, request.body, None if answer is None else answer.body)
+                for reader in always + at_last * (each is outcome):
                     reader(reply)
 
 

@@ -12,7 +12,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from kdissect.replay.model import ReplayPlan, Verdict
 from kdissect.replay.output.rendering import rendered
@@ -53,11 +53,7 @@ def print_plan(
     console.print(
         f"Plan for {visible(plan.workload.source)}: {requests}", markup=False, emoji=False
     )
-    table = Table(box=None, pad_edge=False)
-    for name in ("API", "class"):
-        table.add_column(name)
-    for name in ("sent", "skipped"):
-        table.add_column(name, justify="right")
+    table = Table("API", "class", *_numbers("sent", "skipped"), box=None, pad_edge=False)
     table.add_column("why skipped", overflow="fold")
     for (_, name, step_class), codes in sorted(counts.items()):
         sent = codes.pop("", 0)
@@ -80,6 +76,10 @@ def print_plan(
         pace=pace,
         took_ns=duration_ns(plan, pace),
     )
+
+
+def _numbers(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
 
 
 def _print(template: str, console: Console, **values: Any) -> None:
@@ -130,12 +130,8 @@ def wide_console(*, stderr: bool = False) -> Console:
 def print_results(results: Results, console: Console) -> None:
     """Print verdicts per API with latencies then and now, differences grouped, lag."""
     summary = summary_row(results)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("API")
-    for verdict in Verdict:
-        table.add_column(verdict.value, justify="right")
-    for name in ("p50 then", "now", "p99 then", "now"):
-        table.add_column(name, justify="right")
+    names = *(verdict.value for verdict in Verdict), "p50 then", "now", "p99 then", "now"
+    table = Table("API", *_numbers(*names), box=None, pad_edge=False)
     for api in summary["apis"]:
         counts = [
             f"[{_STYLES[verdict]}]{api['verdicts'][verdict.value]}[/]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -200,8 +200,8 @@ def summary_row(results: Results) -> Row:
         "type": "summary",
         "verdicts": _counts(outcomes),
         "apis": list(_api_rows(outcomes)),
-        "kinds": [_kind_row(results, each, each.notes) for each in results.kinds],
-        "tolerated": [_kind_row(results, each, ()) for each in tolerated],
+        "kinds": [_kind_row(results, each) for each in results.kinds],
+        "tolerated": [_kind_row(results, each) for each in tolerated],
         "release_changes": [
             {"api_name": each.api_name, "path": each.example.path,
              **_pair(text.readable_texts_of(each.example)), "what": each.example.note,
@@ -272,7 +272,7 @@ def _reasons(outcomes: Iterable[Outcome]) -> list[Row]:
     ]
 
 
-def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
+def _kind_row(results: Results, finding: Finding) -> Row:
     """A kind of differences. example: its first exchange, with the path and values there."""
     one = finding.example
     return {
@@ -280,7 +280,7 @@ def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
         "path": one.place,
         **_pair(text.readable_texts_of(one)),
         "rule": one.rule or None,
-        "notes": [*notes] or [each for each in [text.note_of(one)] if each],
+        "notes": finding.notes or [each for each in [text.note_of(one)] if each],
         "count": finding.count,
         "exchanges": len(finding.steps),
         "places": len(finding.where),
