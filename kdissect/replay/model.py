@@ -263,7 +263,7 @@ class DroppedField(NamedTuple):
     """A field of a captured request that the api_version sent lacks. value: not its default."""
 
     path: str
-    value: Any
+    value: object
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from uuid import UUID
 
 from kdissect.codec.message import Message, encode_message
 from kdissect.kafka.assembly import NO_API
@@ -215,7 +215,9 @@ def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
     return shorter, len(refused)
 
 
-def _without(message: Message, topics: str, array: str, refused: set[tuple[Any, int]]) -> bytes:
+def _without(
+    message: Message, topics: str, array: str, refused: set[tuple[str | UUID, int]]
+) -> bytes:
     """The frame of a Produce message without some partitions, and topics that have no others."""
     shorter = []
     for topic in entries(message.body[topics]):
@@ -225,8 +227,8 @@ def _without(message: Message, topics: str, array: str, refused: set[tuple[Any, 
     return encode_message(replace(message, body={**message.body, topics: shorter}))
 
 
-def _topic(topic: Body) -> Any:
-    return topic.get("name") or topic.get("topic_id")
+def _topic(topic: Body) -> str | UUID:
+    return topic.get("name") or topic["topic_id"]
 
 
 # -- when steps are due ----------------------------------------------------------------------------

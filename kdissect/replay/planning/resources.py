@@ -12,7 +12,6 @@ id)``, ``("pid", producer id)``, ``("config", type, name)``, and single ones suc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
@@ -44,6 +43,8 @@ from kdissect.replay.workload.messages import (
     request_of,
     response_body,
 )
+
+Names = tuple[str | int, ...]  # the rest of a resource
 
 # By class of API: what requests read and change, beside the topics that they name, which they read.
 # An API that is not here is ADMIN.
@@ -137,7 +138,7 @@ class ResourceAccesses:
     def __init__(self, facts: WorkloadFacts) -> None:
         self._names = CapturedTopics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
-        self._in_session: dict[int, set[tuple[Any, ...]]] = {}  # fetch session -> topics
+        self._in_session: dict[int, set[Names]] = {}  # fetch session -> topics
         self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
         self._has_acls = False
         # Equal requests share one tuple: a Fetch may name a hundred partitions.
@@ -167,9 +168,9 @@ class ResourceAccesses:
             self._has_acls |= what == "acls" and mode is Mode.WRITE
         yield from self._more(exchange, request.body, named)
 
-    def _named(self, exchange: Exchange, request: Message) -> dict[str, list[tuple[Any, ...]]]:
+    def _named(self, exchange: Exchange, request: Message) -> dict[str, list[Names]]:
         """The rest of the tuple of each topic, log, group and so on that a request names."""
-        found: dict[FieldKind, dict[tuple[Any, ...], None]] = {kind: {} for kind in _NAMED_KINDS}
+        found: dict[FieldKind, dict[Names, None]] = {kind: {} for kind in _NAMED_KINDS}
         topics, logs, groups, transactions = found.values()
         for field in iter_fields(request):
             kind, values, around = field.kind, field.values, field.around
@@ -192,9 +193,7 @@ class ResourceAccesses:
             "group": by_group, "commits": by_group, "share": by_group, "txn": list(transactions),
         }  # fmt: skip
 
-    def _session_topics(
-        self, request: Body, response: Body, topics: list[tuple[Any, ...]]
-    ) -> set[tuple[Any, ...]]:
+    def _session_topics(self, request: Body, response: Body, topics: list[Names]) -> set[Names]:
         """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
         session = response.get("session_id", 0)
         is_new = request.get("session_id", 0) != session
@@ -204,7 +203,7 @@ class ResourceAccesses:
         return known
 
     def _more(
-        self, exchange: Exchange, body: Body, named: Mapping[str, list[tuple[Any, ...]]]
+        self, exchange: Exchange, body: Body, named: Mapping[str, list[Names]]
     ) -> Iterator[ResourceAccess]:
         """Accesses that depend on more than the names in a request."""
         key = exchange.api_key
@@ -247,14 +246,14 @@ class ResourceAccesses:
                 yield ("pid", producer_id), Mode.WRITE
         if key not in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
             for name in named["txn"]:
-                yield from self._transaction(key, name[0], named)
+                yield from self._transaction(key, str(name[0]), named)
 
     def _topic_made(self, name: str) -> Iterator[ResourceAccess]:
         yield ("topic", name), Mode.WRITE
         yield ("topics",), Mode.COMMUTING_WRITE
 
     def _transaction(
-        self, key: int, name: str, named: Mapping[str, list[tuple[Any, ...]]]
+        self, key: int, name: str, named: Mapping[str, list[Names]]
     ) -> Iterator[ResourceAccess]:
         """What a transaction has written becomes visible when it ends."""
         if key != ApiKey.PRODUCE:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdissect.errors import Error
 from kdissect.replay.model import (
@@ -215,16 +215,13 @@ class Runner:
             if outcome.skipped is not None:
                 self._complete(outcome)
         tasks = [self._task(self._play(lane)) for lane in self._lanes]
-        keeping = self._task(self._members.keep(self._now))
-        ends: list[asyncio.Future[Any]] = [
-            asyncio.gather(*tasks, return_exceptions=True),
-            asyncio.ensure_future(self._over.wait()),
-        ]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*ends, keeping):
+        tasks.append(self._task(self._members.keep(self._now)))
+        if self.left:
+            await self._over.wait()
+        for task in tasks:
             task.cancel()
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._check)
         return task
@@ -462,6 +459,8 @@ class Runner:
     def _complete(self, outcome: Outcome) -> None:
         self._members.done(outcome)
         self.left -= 1
+        if not self.left:
+            self._over.set()
         _set(self._sent[outcome.step.number])
         _set(self._done[outcome.step.number])
 

@@ -112,7 +112,7 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
     return is_asked or METADATA_TOPIC.encode() in (exchange.response or b"")
 
 
-def _row(value: Connection | Exchange) -> dict[str, Any]:
+def _row(value: Connection | Exchange) -> dict[str, object]:
     """The fields of a line that are not at their default."""
     row = {
         each.name: getattr(value, each.name)

@@ -7,9 +7,8 @@ among brokers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -248,7 +247,7 @@ class _FactsReader:
         # that, since the replay sends the same CreatePartitions requests.
         self._grown: set[str] = set()
         self._now_ns = 0
-        self._readers: dict[int, Any] = {
+        self._readers: dict[int, Callable[[Body, Body], None]] = {
             ApiKey.METADATA: self._metadata,
             ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._metadata,
             ApiKey.DESCRIBE_CLUSTER: self._metadata,
