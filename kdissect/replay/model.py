@@ -160,14 +160,10 @@ class SkipCode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Instead of a frame: this is not sent. `reason` is one clause for people.
-
-    is_finding: counts as a difference (a version that the target no longer speaks).
-    """
+    """Instead of a frame: this is not sent. `reason` is one clause for people."""
 
     code: SkipCode
     reason: str
-    is_finding: bool = False
 
 
 class OptionError(Error, ValueError):
@@ -204,7 +200,6 @@ class Step:
         Order within the connection is not in either list where requests were pipelined: the runner
         sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
-    blocks: the answer may wait for other steps (Fetch with max_wait, JoinGroup, SyncGroup).
     is_racing: it reads what another request was changing at that moment; either order is right.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
@@ -218,7 +213,6 @@ class Step:
     step_class: str
     at_ns: int
     expects_response: bool
-    blocks: bool = False
     is_racing: bool = False
     awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None

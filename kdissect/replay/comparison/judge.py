@@ -163,12 +163,11 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     """The judgement of an outcome without an answer to compare; None if there is one."""
     step = outcome.step
     exchange, skipped = step.exchange, outcome.skipped or step.skipped
-    if skipped is not None and not skipped.is_finding:
+    if skipped is not None and skipped.code is not SkipCode.API_VERSION:
         return Judgement(Verdict.SKIPPED, reason=skipped.reason)
     if skipped is not None:
-        offered = "not offered" if skipped.code is SkipCode.API_VERSION else skipped.code.value
         difference = Difference(
-            "api_version", (), f"v{exchange.api_version}", offered, note=skipped.reason
+            "api_version", (), f"v{exchange.api_version}", "not offered", note=skipped.reason
         )
         return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
     had_none = step.expects_response and exchange.response is None and exchange.response_missing

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from kdissect.diff.statistics import Scores, compare_units
 from kdissect.replay.model import LATENCY, Outcome, ReplayPlan, RunFinding
+from kdissect.replay.workload.messages import BLOCKING_APIS
 from kdissect.text import duration, plural
 
 ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a replay
@@ -105,7 +106,7 @@ def captured_latencies(plan: ReplayPlan) -> dict[int, int]:
     return {
         step.number: step.exchange.latency_ns
         for step in plan.steps
-        if step.exchange.latency_ns > 0 and not step.blocks
+        if step.exchange.latency_ns > 0 and step.exchange.api_key not in BLOCKING_APIS
     }
 
 

@@ -49,7 +49,6 @@ from kdissect.replay.workload.messages import (
     TARGET_OWN_APIS,
     Body,
     api_name,
-    apis,
     are_refusals,
     codes,
     entries,
@@ -62,8 +61,6 @@ from kdissect.replay.workload.messages import (
 )
 from kdissect.text import plural
 
-# The answer may wait for what others send.
-_BLOCKING_APIS = apis("Fetch JoinGroup SyncGroup ShareFetch")
 # The principal of the client must not do that.
 _NOT_PERMITTED = codes(
     "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
@@ -97,7 +94,6 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
             step_class=step_class,
             at_ns=at_ns - start_ns,
             expects_response=exchange.expects_response,
-            blocks=exchange.api_key in _BLOCKING_APIS,
             accesses=found,
         )
         step.skipped = (

@@ -50,6 +50,7 @@ from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload.messages import BLOCKING_APIS
 from kdissect.text import plural
 
 PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more
@@ -340,7 +341,8 @@ class Runner:
         if isinstance(frame, Skipped):
             outcome.skipped = frame
             return []
-        latency_s = max(step.exchange.latency_ns, 0) / 1e9 if step.blocks else 0.0
+        is_held = step.exchange.api_key in BLOCKING_APIS
+        latency_s = max(step.exchange.latency_ns, 0) / 1e9 if is_held else 0.0
         limit_s = self.answer_timeout_s + latency_s
         parts = parts_of(self.translator.ids, step, frame)
         posted = []

@@ -111,7 +111,7 @@ class Translator:
             reason = f"{speaks}, captured is v{exchange.api_version}"
         if exchange.response is None and exchange.expects_response:
             return Skipped(SkipCode.API_VERSION, f"{reason}; it was not answered in the capture")
-        return Skipped(SkipCode.API_VERSION, reason, is_finding=True)
+        return Skipped(SkipCode.API_VERSION, reason)
 
     def _protected(self, step: Step) -> Skipped | None:
         """A request that would delete something of `kept`, also if it names other things too."""

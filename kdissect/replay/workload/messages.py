@@ -44,6 +44,8 @@ DELETING_APIS = apis("DeleteTopics DeleteRecords DeleteGroups OffsetDelete Delet
 TARGET_OWN_APIS = apis("SaslHandshake SaslAuthenticate")
 # Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
 MEMBER_HEARTBEATS = apis("ConsumerGroupHeartbeat ShareGroupHeartbeat StreamsGroupHeartbeat")
+# Their answers may wait for what others send.
+BLOCKING_APIS = apis("Fetch JoinGroup SyncGroup ShareFetch")
 SHARE_APIS = apis("ShareFetch ShareAcknowledge")  # in share sessions
 # Of a topic in Metadata, if the request makes it.
 NOT_MADE_YET = codes("UNKNOWN_TOPIC_OR_PARTITION LEADER_NOT_AVAILABLE")

@@ -82,7 +82,7 @@ def test_verdicts(plan: ReplayPlan) -> None:
     for outcome, verdict in (
         (Outcome(step, error="timed out"), Verdict.ERROR),
         (Outcome(step, answer=b"\0\0\0\1"), Verdict.ERROR),
-        (Outcome(step, skipped=Skipped(SkipCode.API_VERSION, "old", is_finding=True)),
+        (Outcome(step, skipped=Skipped(SkipCode.API_VERSION, "old")),
          Verdict.DIFFERENT),
         (Outcome(step, skipped=Skipped(SkipCode.NOT_ALLOWED, "no")), Verdict.SKIPPED),
     ):  # fmt: skip
