@@ -12,6 +12,7 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.replay.target.auth import Sasl, TlsOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, connect
+from kdissect.replay.translation.id_map import Cluster
 from tests.broker.certificates import Authority
 from tests.broker.kafka_broker import Broker, StartBroker
 
@@ -54,7 +55,7 @@ def settings(authority: Authority) -> dict[str, str]:
     }
 
 
-def probe(broker: Broker, listener: str, access: Access) -> Target:
+def probe(broker: Broker, listener: str, access: Access) -> Cluster:
     target = Target("127.0.0.1", broker.ports[listener], access)
 
     async def ask() -> None:
@@ -62,7 +63,7 @@ def probe(broker: Broker, listener: str, access: Access) -> Target:
         target.close()
 
     asyncio.run(asyncio.wait_for(ask(), 30))
-    return target
+    return target.cluster
 
 
 def test_each_mechanism_logs_in_or_says_why_not(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -77,7 +78,9 @@ def test_each_mechanism_logs_in_or_says_why_not(start_broker: StartBroker, tmp_p
     client = authority.issue("client")
     assert probe(broker, "SECURE", Access(trusted)).cluster_id == broker.cluster_id
     assert probe(broker, "SECURE", Access(TlsOptions(verify=False))).nodes
-    mutual = TlsOptions(ca=str(authority.cert), cert=str(client.cert), key=str(client.key))
+    both = tmp_path / "client_with_key.pem"
+    both.write_bytes(client.cert.read_bytes() + client.key.read_bytes())
+    mutual = TlsOptions(ca=str(authority.cert), cert=str(both))
     assert probe(broker, "MUTUAL", Access(mutual)).nodes
     for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         assert probe(broker, "SASL", Access(trusted, Sasl(mechanism, "alice", "right"))).nodes

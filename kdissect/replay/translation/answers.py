@@ -33,6 +33,7 @@ from kdissect.replay.workload.messages import (
     request_body,
 )
 
+_OPAQUE = frozenset(("hmac", "token_id", "client_instance_id", "subscription_id"))
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
@@ -151,13 +152,10 @@ def lacks_records(
     return [log for log in wanted if got[log] < session.due[log] + wanted[log]]
 
 
-def _opaque(*names: str) -> Callable[..., None]:
-    def learn(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-        if captured and answer["error_code"] == 0:
-            for name in names:
-                ids.opaque[name, captured[name]] = answer[name]
-
-    return learn
+def _opaque(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
+    for name in _OPAQUE & captured.keys():
+        if answer["error_code"] == 0:
+            ids.opaque[name, captured[name]] = answer[name]
 
 
 LEARNERS: dict[int, Callable[..., None]] = {
@@ -171,8 +169,8 @@ LEARNERS: dict[int, Callable[..., None]] = {
     ApiKey.JOIN_GROUP: lambda ids, step, *bodies: ids.groups.joined(*bodies),
     ApiKey.SHARE_FETCH: _share,
     ApiKey.SHARE_ACKNOWLEDGE: _share,
-    ApiKey.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
-    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
+    ApiKey.CREATE_DELEGATION_TOKEN: _opaque,
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque,
     **dict.fromkeys(MEMBER_HEARTBEATS, lambda ids, step, *bodies: ids.groups.heartbeat(*bodies)),
 }
 
