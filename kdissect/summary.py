@@ -184,8 +184,5 @@ _LISTS: dict[str, tuple[str, Columns]] = {
             "bytes": lambda row: byte_size(row["bytes"]),
         },
     ),
-    "Anomalies": (
-        "anomalies",
-        {"kind": lambda item: item[0], "rows": lambda item: f"{item[1]:,}"},
-    ),
+    "Anomalies": ("anomalies", {"kind": lambda item: item[0], "rows": lambda item: f"{item[1]:,}"}),
 }

@@ -21,10 +21,7 @@ from kdissect import memory_maps
 from kdissect.arrays import Addresses, Bytes, Ints, Positions, Rows
 from kdissect.capture.copies import local_path
 from kdissect.capture.inputs import InputFile
-from kdissect.capture.packet_reader import (
-    STEP_CUT,
-    STEP_END,
-)
+from kdissect.capture.packet_reader import STEP_CUT, STEP_END
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import copy_bytes, kernel
 

@@ -25,13 +25,7 @@ from kdissect.capture.link_layers import (
     reason_name,
 )
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_reader import (
-    STEP_END,
-    STEP_PACKET,
-    STEP_ROOM_NEEDED,
-    Reading,
-    step,
-)
+from kdissect.capture.packet_reader import STEP_END, STEP_PACKET, STEP_ROOM_NEEDED, Reading, step
 from kdissect.capture.segments import (
     ENDPOINTS,
     NO_HEADER,

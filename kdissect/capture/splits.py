@@ -177,8 +177,7 @@ class RecordWalk:
                 self.fragments = _doubled(self.fragments)
                 continue
             self.reading = self.reading._replace(
-                interfaces=_doubled(self.reading.interfaces),
-                secrets=_doubled(self.reading.secrets),
+                interfaces=_doubled(self.reading.interfaces), secrets=_doubled(self.reading.secrets)
             )
 
     @property

@@ -23,12 +23,7 @@ from kdissect.arrays import Bytes, read_only
 from kdissect.capture import inputs, object_store
 from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_reader import (
-    FILE_HEADER_SIZE,
-    SECTION_MAGIC,
-    STEP_BAD,
-    STEP_CUT,
-)
+from kdissect.capture.packet_reader import FILE_HEADER_SIZE, SECTION_MAGIC, STEP_BAD, STEP_CUT
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.capture.splits import FRAGMENT_MAX, RecordWalk

@@ -71,11 +71,7 @@ class RunOptions(OptionGroup):
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
 """)
 def dissect_command(
-    captures: list[str],
-    out: str,
-    capture: CaptureOptions,
-    run: RunOptions,
-    result: ResultOptions,
+    captures: list[str], out: str, capture: CaptureOptions, run: RunOptions, result: ResultOptions
 ) -> None:
     """Write the messages of packet captures as Parquet tables, on Spark."""
     settings = dict(_setting(item) for item in run.conf or [])

@@ -74,10 +74,7 @@ def incident_lines(rows: Sequence[Row]) -> Iterator[str]:
             yield ""
         yield f"{row['severity']:<{_INDENT}}{row['kind']}  {row['subject']}"
         yield from textwrap.wrap(
-            f"{_when(row)}. {row['text']}",
-            width,
-            initial_indent=_MARGIN,
-            subsequent_indent=_MARGIN,
+            f"{_when(row)}. {row['text']}", width, initial_indent=_MARGIN, subsequent_indent=_MARGIN
         )
         if row["next_command"]:
             yield f"{_MARGIN}$ {row['next_command']}"

@@ -160,11 +160,7 @@ def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: 
 
 
 def _run(
-    plan: ReplayPlan,
-    target: Target,
-    reference: Target | None,
-    options: SessionOptions,
-    quiet: bool,
+    plan: ReplayPlan, target: Target, reference: Target | None, options: SessionOptions, quiet: bool
 ) -> Results:
     import asyncio
 

@@ -9,11 +9,7 @@ from dataclasses import replace
 
 from kdissect.cli.incidents import incident_lines
 from kdissect.cli.inventory import InventoryOptions, write_inventory
-from kdissect.cli.options import (
-    ResultOptions,
-    SelectionOptions,
-    SourceOptions,
-)
+from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 

@@ -80,10 +80,7 @@ class ShownOptions(OptionGroup):
   tcpdump -i any -U -w - port 9092 | kdissect show -
 """)
 def show_command(
-    captures: list[str],
-    selected: SelectionOptions,
-    capture: CaptureOptions,
-    shown: ShownOptions,
+    captures: list[str], selected: SelectionOptions, capture: CaptureOptions, shown: ShownOptions
 ) -> None:
     """Print requests with their answers, a line each, as soon as they are complete, without Spark.
 

@@ -97,11 +97,7 @@ class _Read:
 
 
 def _decode(
-    kind: str,
-    of_streams: str,
-    values: pa.Array,
-    protocol_type: pa.Array,
-    assignor: pa.Array,
+    kind: str, of_streams: str, values: pa.Array, protocol_type: pa.Array, assignor: pa.Array
 ) -> Embedded:
     """kind: Subscription or Assignment. of_streams: the definition that Kafka Streams has of it."""
     places = Places.of(values)

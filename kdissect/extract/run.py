@@ -157,10 +157,7 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
 
 
 def _check_named(
-    selection: Selection,
-    exchanges: pa.Table,
-    connections: pa.Table,
-    paths: Sequence[PathLike],
+    selection: Selection, exchanges: pa.Table, connections: pa.Table, paths: Sequence[PathLike]
 ) -> None:
     """Raise CaptureError for an id that was named but does not occur."""
     names = ", ".join(os.fspath(path) for path in paths)

@@ -29,10 +29,7 @@ _CONSEQUENCES: dict[str, dict[str, Set[str]]] = {
     "tls_failure": {AT_BROKER: {"connection_storm"}, ANYWHERE: {"capture_unread"}},
     "advertised_address_unreachable": {OF_SUBJECT: {"connection_storm", "metadata_storm"}},
     "consumer_stuck": {OF_SUBJECT: {"connection_storm", "metadata_storm", "retry_storm"}},
-    "login_failures": {
-        OF_SUBJECT: {"connection_storm"},
-        ANYWHERE: _FAILED | {"refused_requests"},
-    },
+    "login_failures": {OF_SUBJECT: {"connection_storm"}, ANYWHERE: _FAILED | {"refused_requests"}},
     "connection_storm": {OF_SUBJECT: {"metadata_storm"}},
     # since KIP-219 a broker does not read from a client that a quota makes wait
     "throttled": {OF_SUBJECT: {"slow_upload"}, ANYWHERE: _SLOW},

@@ -18,15 +18,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, Row, lasted_ms
-from kdissect.incidents.incident import (
-    BAD,
-    EVIDENCE_MAX,
-    INFO,
-    SEVERITIES,
-    WARN,
-    Incident,
-    kind,
-)
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident, kind
 from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 

@@ -23,12 +23,7 @@ from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Pairs
 from kdissect.kafka.frame_tables import NO_FRAMES
 from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.plain_streams import PlainStreams, plain_streams
-from kdissect.kafka.walk import (
-    STREAM,
-    KafkaStreams,
-    new_streams,
-    new_walk,
-)
+from kdissect.kafka.walk import STREAM, KafkaStreams, new_streams, new_walk
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import DUPLICATE, CloseReason
 from kdissect.tcp.connection_ids import connection_ids
@@ -294,12 +289,7 @@ def _pairs(
     return Pairs(requests.table, responses.table, request[:count], response[:count])
 
 
-def _connections(
-    endpoints: Rows,
-    streams: Streams,
-    client_side: Bytes,
-    protocol: Bytes,
-) -> Rows:
+def _connections(endpoints: Rows, streams: Streams, client_side: Bytes, protocol: Bytes) -> Rows:
     connections, sides = streams.connections, streams.sides
     table = np.zeros(len(connections), CONNECTION)
     pair = connections["pair"]

@@ -47,13 +47,7 @@ def _known_errors() -> npt.NDArray[np.int64]:
     return np.array(sorted(ErrorCode), np.int64)
 
 
-def fits(
-    key: int,
-    version: int,
-    buf: Bytes,
-    start: Positions,
-    end: Positions,
-) -> Bools:
+def fits(key: int, version: int, buf: Bytes, start: Positions, end: Positions) -> Bools:
     """bool[m]: whether buf[start:end] can be a response of that API and version."""
     versions = np.full(len(start), version, np.int16)
     columns = decode_columns(plan(key, "response"), buf, start, end, versions)

@@ -55,10 +55,7 @@ from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
 from kdissect.protocol.model import Api, Definition, Field, Type
 
 END, VALUE, BYTES, ARRAY, NEXT, NULLABLE, TAGS, TAG_END = range(8)
-_WORDS = (
-    *("op", "at", "level", "child_level", "form", "size", "role", "jump"),
-    *("tag", "count"),
-)
+_WORDS = (*("op", "at", "level", "child_level", "form", "size", "role", "jump"), *("tag", "count"))
 INSTRUCTION = np.dtype([(word, "i8") for word in _WORDS])
 FORM_INT16, FORM_INT32, FORM_COMPACT = range(3)
 NULLABLE_FLAG = 4

@@ -63,10 +63,7 @@ _DECLARED = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("
 _SHARED = _DECLARED.pop("shared")
 TABLES = {
     name: PageTable(
-        declared["caption"],
-        _columns(declared),
-        declared.get("csv", ""),
-        declared.get("note", ""),
+        declared["caption"], _columns(declared), declared.get("csv", ""), declared.get("note", "")
     )
     for name, declared in _DECLARED.items()
 }

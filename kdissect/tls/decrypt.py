@@ -84,12 +84,7 @@ from kdissect.tls.key_log import (
 )
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
 from kdissect.tls.records import TLS_HEADER_SIZE, Record, each_record, walk_records
-from kdissect.tls.session import (
-    SESSION_ID_MAX,
-    RecordPoint,
-    Session,
-    TlsState,
-)
+from kdissect.tls.session import SESSION_ID_MAX, RecordPoint, Session, TlsState
 
 _CLIENT, SERVER = 0, 1
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and

@@ -32,8 +32,7 @@ def test_gather_copies_in_order_and_fills_holes(sources: Sources) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [(0, 11, 0), (-1, 2, 0), (2**62, 2**62, 0), (0, 1, 2), (0, -1, 0), (0, 1, 3), (0, 1, -2)],
+    "row", [(0, 11, 0), (-1, 2, 0), (2**62, 2**62, 0), (0, 1, 2), (0, -1, 0), (0, 1, 3), (0, 1, -2)]
 )
 def test_extents_outside_are_refused(sources: Sources, row: tuple[int, int, int]) -> None:
     """A range outside of its file, or of an unknown file, raises ValueError."""

@@ -148,9 +148,7 @@ def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> An
 
 
 @cases(
-    ("verb", "line"),
-    EXAMPLES,
-    heavy=[(verb, line) for verb, line in EXAMPLES if line in REPEATED],
+    ("verb", "line"), EXAMPLES, heavy=[(verb, line) for verb, line in EXAMPLES if line in REPEATED]
 )
 def test_an_example_of_help_succeeds(
     verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch

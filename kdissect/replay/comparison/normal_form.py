@@ -133,12 +133,7 @@ class Normaliser:
         )
 
     def _array(
-        self,
-        step: Step,
-        of: ShapeField,
-        inner: Shape,
-        values: list[Body],
-        around: FieldContext,
+        self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
     ) -> Tree:
         if not of.key:
             return [self._struct(step, inner, each, around) for each in values]
@@ -156,12 +151,7 @@ class Normaliser:
         return elements
 
     def _element_key(
-        self,
-        step: Step,
-        of: ShapeField,
-        inner: Shape,
-        values: Body,
-        around: FieldContext,
+        self, step: Step, of: ShapeField, inner: Shape, values: Body, around: FieldContext
     ) -> tuple[str, FieldKind | None]:
         """The text of an element's key, and the kind of name that it is, if it is one."""
         parts, named = [], None

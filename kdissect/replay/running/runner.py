@@ -26,14 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdissect.errors import Error
-from kdissect.replay.model import (
-    Attempt,
-    Outcome,
-    ReplayPlan,
-    RunFinding,
-    SkipCode,
-    Skipped,
-)
+from kdissect.replay.model import Attempt, Outcome, ReplayPlan, RunFinding, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target

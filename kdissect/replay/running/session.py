@@ -47,12 +47,7 @@ from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunResult, not_begun
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.guard import (
-    check_cluster,
-    check_existing,
-    create_topics,
-    find_existing,
-)
+from kdissect.replay.target.guard import check_cluster, check_existing, create_topics, find_existing
 from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan

@@ -17,12 +17,7 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay.batch_headers import BatchHeader, headers
-from kdissect.replay.comparison.records import (
-    Batch,
-    batches_of,
-    content_digest,
-    has_append_time,
-)
+from kdissect.replay.comparison.records import Batch, batches_of, content_digest, has_append_time
 from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
@@ -363,11 +358,7 @@ def _add_earlier(state: State, log: Log, partition: Body, written: float) -> Non
 
 
 async def find_missing(
-    target: Target,
-    starting: State,
-    renames: Mapping[tuple[str, str], str],
-    *,
-    makes_topics: bool,
+    target: Target, starting: State, renames: Mapping[tuple[str, str], str], *, makes_topics: bool
 ) -> list[str]:
     """What the target lacks of a starting state, a line for each topic, log and commit.
 

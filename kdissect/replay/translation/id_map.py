@@ -16,15 +16,7 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import (
-    ADMIN,
-    Broker,
-    Exchange,
-    Log,
-    ReplayPlan,
-    Step,
-    TranslateOptions,
-)
+from kdissect.replay.model import ADMIN, Broker, Exchange, Log, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.groups import Entries, Groups, ShareSessions
 from kdissect.replay.workload.messages import (
     Body,

@@ -122,10 +122,7 @@ def _stories(events: list[Row]) -> list[Row]:
 def section(document: Document) -> Section:
     """Return the section of the page."""
     d = document["groups"]
-    rebalances = {
-        **d["rebalances"],
-        "rows": [_with_reason(row) for row in d["rebalances"]["rows"]],
-    }
+    rebalances = {**d["rebalances"], "rows": [_with_reason(row) for row in d["rebalances"]["rows"]]}
     blocks = [
         Listing("groups", d["groups"]),
         *(

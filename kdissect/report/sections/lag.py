@@ -204,8 +204,7 @@ def collect(database: Database, _: Options) -> Document | None:
     )
     return {
         "groups": listed(
-            database,
-            "FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC, group_id",
+            database, "FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC, group_id"
         ),
         "partitions": listed(database, LISTS["lag"]),
         "over_time": _over_time(database),

@@ -35,10 +35,7 @@ def collect(database: Database, _: Options) -> Document:
         FROM requests WHERE wait IS NOT NULL AND service_ms IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     )
-    document["histogram"] = {
-        "bins_per_decade": BINS_PER_DECADE,
-        **bins.to_pydict(),
-    }
+    document["histogram"] = {"bins_per_decade": BINS_PER_DECADE, **bins.to_pydict()}
     document["all"] = database.row(
         f"SELECT count(*) AS count, {quantiles(database, 'service_ms')} "
         "FROM requests WHERE wait = 'answer'"

@@ -13,15 +13,7 @@ from kdissect.replay.comparison.findings import (
     group,
 )
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
-from tests.builders.workloads import (
-    exchange,
-    fetch,
-    fetched,
-    metadata,
-    planned,
-    produce,
-    produced,
-)
+from tests.builders.workloads import exchange, fetch, fetched, metadata, planned, produce, produced
 
 CODE = "responses[].partition_responses[].error_code"
 REFUSED = Difference(CODE, ("t", "0"), 0, 20)

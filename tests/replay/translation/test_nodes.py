@@ -8,12 +8,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.translation import nodes
-from kdissect.replay.translation.nodes import (
-    coordinators_of_plan,
-    merged,
-    node_of,
-    parts_of,
-)
+from kdissect.replay.translation.nodes import coordinators_of_plan, merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY, partitions
 from tests.builders.workloads import MS, a_request, a_response, exchange, produce
