@@ -191,16 +191,16 @@ ResourceAccess = tuple[Resource, Mode]
 class Step:
     """One request to send.
 
-    number: its place in `Plan.steps`, which is in order of captured request times.
+    number: its place in `ReplayPlan.steps`, which is in order of captured request times.
     skipped: why it is not sent at all, or None.
     accesses: each resource that it reads or changes, once; of a skipped step too.
     depends_on: steps that must be *complete* before this is sent: answered, failed, timed out or
-        skipped; a step that expects no response is complete when it is sent, or its fence passed.
+        skipped; a step without a response, when the ApiVersions behind it was answered or failed.
     follows: steps that must have been *sent* (or be complete) before this is sent.
         Order within the connection is not in either list where requests were pipelined: the runner
         sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
-    is_racing: it reads what another request was changing at that moment; either order is right.
+    is_racing: what it reads was changing, or its order is not kept; either result is right.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
         take, in ns.
@@ -350,7 +350,8 @@ class Attempt:
     """A request as it went over a connection, and its response.
 
     A step has several if the target was not ready, or if several nodes got a part of the request.
-    Members of groups have others between two steps. A fence follows a Produce with acks 0.
+    Members of groups have others between two steps. A Produce with acks 0 has an ApiVersions
+    behind it.
 
     link: index in `RunResult.links`; -1 of a request whose parts went over several. answer: empty
     if none came. reason: why the answer was not final, so that the request was sent again.

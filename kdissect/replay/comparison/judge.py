@@ -232,9 +232,9 @@ class Noise:
     """Values that differ between control runs, which send the same workload to the same cluster.
 
     A field of an API whose value differs between two of them differs by itself, so a difference
-    there proves nothing. A noisy field allows no value at all:
+    there proves nothing. A noisy field does not allow any value:
 
-    - a number may be as far from the reference's as two control runs are from each other at most
+    - a number may differ by as much as two control runs differ from each other at most
     - a text has to be one that a control run has in that field; if no two control runs ever agree,
       as for random ids, any text will do, but not null, an empty one or a missing element
 

@@ -7,7 +7,8 @@ target's answers with each other, those included that were followed by another t
   unless the topic is compacted.
 - A batch that was produced in this run comes back with the same records, and so does one that an
   earlier answer has delivered.
-- Log ends and starts never fall, and no end is beyond what was acknowledged.
+- Log ends and starts never fall. In a log that began in this run, no end is beyond what the run
+  can have written.
 - A read_committed answer lists each transaction whose records and abort marker it has (KIP-98).
 
 An offset that a node has answered holds for later answers of that node at once, and for other nodes

@@ -1,4 +1,4 @@
-"""The requests of a run as they went out, each with its answer: the stream that all models read."""
+"""The requests of a run as sent, each with its answer, for `claims`, `logs` and `groups`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CHOSEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A value that the cluster chooses: only whether it is set is compared with a capture."""
+    """A value that the cluster chooses: only whether it is set is compared."""
 
     value: Any
 

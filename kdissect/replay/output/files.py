@@ -7,7 +7,7 @@ system-out. A verdict that --fail-on does not name passes, and says what it saw 
 The page has no script and loads nothing.
 
 The traffic is raw IP packets with the requests and responses of the run. They are made after the
-run from the outcomes, so they cost the run no time. The payload is plaintext, also if the run used
+run from its attempts, so they cost the run no time. The payload is plaintext, also if the run used
 TLS, and has no SASL exchanges. For --out the usual pipeline dissects it.
 """
 

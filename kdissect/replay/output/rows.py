@@ -1,8 +1,8 @@
 """A finished replay, and what it tells as rows: one for the run, one per exchange, and the summary.
 
-`--json` writes them as lines, and the other outputs are made of them. A later run with `--baseline`
-reads the file: a difference is accepted if the file has it, of the same API, at the same place,
-with the same values, in whichever exchange. So is a finding about the whole run.
+`--json` writes them as lines, and all outputs but `--out` are made of them. A later run with
+`--baseline` reads the file: a difference is accepted if the file has it, of the same API, at the
+same place, with the same values, in whichever exchange. So is a finding about the whole run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values of differences as text for people, short and without secrets.
 
-All outputs get their texts here; nothing else of a replay makes text of a captured value.
+All outputs get the texts of differences here.
 """
 
 from __future__ import annotations

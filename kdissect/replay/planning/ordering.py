@@ -14,7 +14,7 @@ and if the two have one of these in common:
 All these dependencies go from an earlier event to a later one, so they cannot form a cycle.
 
 If writes wait for each other, waiting for the last of them is enough. So a resource remembers only
-its *frontier*: the last answered write of each connection that no other of these waited for.
+the last answered step of each connection and `Mode` that no later write has waited for.
 
 Two orders are visible only in the content of responses, and may contradict the times of the events.
 They are *soft*: the plan drops them if they would close a cycle.

@@ -8,12 +8,12 @@ kinds of requests of its own, over connections beside the captured ones:
   client was not in the capture.
 - A JoinGroup of each other member, if one waits for longer than in the capture: the target's group
   rebalances. A member that had sent its SyncGroup sends that again, too.
-- The same of a member whose SyncGroup or OffsetCommit was refused because its group rebalances,
-  before that request is sent again.
+- The same of a member before its SyncGroup, OffsetCommit or OffsetFetch is sent again; or its
+  heartbeat, if the broker assigns its partitions.
 - Heartbeats of the other members of a group whose partitions the broker assigns (KIP-848, KIP-932,
-  KIP-1071), before a request about it is sent again. A coordinator moves a partition only after a
-  heartbeat of its owner has reported that it is free. A member that the target has removed joins
-  again.
+  KIP-1071), before another request about it is sent again. A coordinator moves a partition only
+  after a heartbeat of its owner has reported that it is free. A member that the target has removed
+  joins again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The run: the requests of each captured connection, sent over connections of their own.
 
 Each captured connection is a task (`_play`). It takes its steps in order: a step waits for the
-steps that the plan names, for its time, and for a connection to its node. Then its request is
-translated and sent. A second task (`_finish`) waits for the answer, sends the request again while
-the target is not ready, teaches the answer to the translation, and completes the step. So the
-requests of a connection stay pipelined as far as the plan allows.
+steps that the plan names, for a connection to its node, for its time, for what ran out of time
+(`Step.awaits`), and for its turn (`Lane.turn`). Then its request is translated and sent. A second
+task (`_finish`) waits for the answer, sends the request again while the target is not ready,
+teaches the answer to the translation, and completes the step. So the requests of a connection stay
+pipelined as far as the plan allows.
 
 Steps of a connection complete in its order, as brokers answer. While a step is sent again, its
 connection sends nothing else.
@@ -271,7 +272,7 @@ class Runner:
         await self._leave(lane)
 
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
-        """Send a request when all that it waits for is there; its exchange goes on by itself."""
+        """Send a request when all that it waits for is there; `_finish` waits for the answer."""
         step, posted = outcome.step, list[_Posted]()
         for other in step.depends_on:
             await self._done[other]

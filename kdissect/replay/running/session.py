@@ -1,6 +1,6 @@
-"""One replay from a plan to its results: who is the target, may we, topics, the run, the verdicts.
+"""Takes a replay from its plan to its results: checks targets, does the runs, judges the answers.
 
-The pure halves (translation, comparison) are made here for each target, as each has ids of its own.
+Each run has a translator of its own, since each target has ids of its own.
 """
 
 from __future__ import annotations

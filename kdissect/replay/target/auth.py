@@ -29,7 +29,7 @@ Tokens = Generator[bytes, bytes, None]
 
 
 class LoginFailed(Exception):
-    """The target, or its proof of knowing the password, was refused. The text says why."""
+    """The target refused the login, or its proof of the password is wrong. The text says why."""
 
 
 @dataclass(frozen=True)

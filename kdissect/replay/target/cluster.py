@@ -1,7 +1,7 @@
 """Queries the target's API versions, cluster id, nodes and topics, before and during a replay.
 
-The requests go over connections that carry no captured requests. Metadata is requested
-again when a captured request needs a topic that is not known yet.
+The requests go over connections that carry no captured requests. Metadata is requested again before
+a captured request is sent again, and while the target settles.
 """
 
 from __future__ import annotations

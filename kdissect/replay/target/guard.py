@@ -3,8 +3,9 @@
 Only reading is allowed, unless the user allows other classes by name. A target that may be the
 captured cluster needs the user's consent. A replay must not write to existing data by accident
 either: before the first write, the topics, groups and transactional ids of the plan are looked up
-at the target. If one has data or members, the run ends, unless the user gives `--into-existing`. A
-name that existed before is not deleted, unless the user gives `--allow delete-existing`.
+at the target. If a topic has records, or one of the others exists, the run ends, unless the user
+gives `--into-existing`. A name that existed before is not deleted, unless the user gives `--allow
+delete-existing`.
 
 `create_topics` is for `--create-topics`, `delete_names` for control runs with names of their own.
 Transactional ids stay: no request deletes them, and coordinators forget them after seven days by

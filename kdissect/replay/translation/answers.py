@@ -179,7 +179,7 @@ LEARNERS: dict[int, Callable[..., None]] = {
 
 
 def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
-    """What is not ready -> the reason to send the request again. Beside the resources of the plan:
+    """What is not ready -> the reason to send the request again. Beside the resources of `_errors`:
     ``("records", topic, partition)`` and ``("member", group, member)``."""
     asked, captured = bodies(step.exchange)
     if not captured:
@@ -209,7 +209,8 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
 
 def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, int]]:
     """Each error code of an answer with the resource that has it: the innermost that the answer
-    names, or else a group or transaction of the request."""
+    names (of a transaction, too, ``("group", id)``), or else a group or transaction of the request,
+    or ``(API name,)``."""
     named = (resource for resource, _ in step.accesses if resource[0] in ("group", "txn"))
     whole = next(named, (step.api_name,))
     for around, _, code in errors(answer):

@@ -26,7 +26,8 @@ _EPOCH_MAX = 0x7FFFFFFF
 
 
 class Groups:
-    """Keys are the capture's groups, members, generations and epochs; values the target's."""
+    """Keys are the capture's groups, members, generations and epochs; values the target's, but for
+    `_assignments`, which are the captured leader's."""
 
     def __init__(self) -> None:
         self.members: dict[tuple[str, str], str] = {}  # (group, member id) -> member id
@@ -165,23 +166,24 @@ def is_assigned(assigned: Assigned | None) -> bool:
 class ShareSession:
     """A captured share session, as the target has it.
 
-    partitions: by captured ids of topics. asked: node that got the last request, or a part of it ->
-    its epoch. epochs: by node, of the last request that it took. due, got: how many records of each
-    log the captured member has got so far, and that at the target.
+    partitions: by captured ids of topics. sent_epochs: node that got the last request, or a part of
+    it -> its epoch. taken_epochs: by node, of the last request that it took. due, got: how many
+    records of each log the captured member has got so far, and that at the target.
     """
 
     partitions: Entries = field(default_factory=dict)
-    asked: dict[int | None, int] = field(default_factory=dict)
-    epochs: dict[int | None, int] = field(default_factory=dict)
+    sent_epochs: dict[int | None, int] = field(default_factory=dict)
+    taken_epochs: dict[int | None, int] = field(default_factory=dict)
     due: Counter[Log] = field(default_factory=Counter)
     got: Counter[Log] = field(default_factory=Counter)
 
     def epoch(self, node: int | None, captured: int) -> int:
         """The epoch of a request to a node. captured: 0 opens the session, -1 closes it; any other
         continues it, or opens it at a node that has none."""
-        if captured <= 0 or node not in self.epochs:
+        if captured <= 0 or node not in self.taken_epochs:
             return min(captured, 0)
-        return self.epochs[node] + 1 if self.epochs[node] < _EPOCH_MAX else 1
+        taken = self.taken_epochs[node]
+        return taken + 1 if taken < _EPOCH_MAX else 1
 
 
 class ShareSessions:
@@ -220,24 +222,24 @@ class ShareSessions:
             }
             body["topics"] = by_topic(silent | in_session({}, body))
 
-    def epochs(
+    def set_epochs(
         self, broker: Broker, body: Body, nodes: Iterable[int | None]
     ) -> dict[int | None, int]:
-        """The epochs for the nodes that get a captured request, or a part of it; the end of the
-        session goes to all that have one."""
+        """Store and return the epochs for the nodes that get a captured request, or a part of it;
+        the end of the session goes to all that have one."""
         session, captured = self.of(broker, body), body["share_session_epoch"]
-        asked = session.epochs if captured < 0 and session.epochs else nodes
-        session.asked = {node: session.epoch(node, captured) for node in asked}
-        return session.asked
+        nodes = session.taken_epochs if captured < 0 and session.taken_epochs else nodes
+        session.sent_epochs = {node: session.epoch(node, captured) for node in nodes}
+        return session.sent_epochs
 
     def answered(self, broker: Broker, body: Body, answer: Body) -> ShareSession:
         """Note that the target has taken a request. body: of the captured request."""
         session, captured = self.of(broker, body), int(body["share_session_epoch"])
         if answer["error_code"] != 0 or captured < 0:
-            session.epochs.clear()
+            session.taken_epochs.clear()
             session.due, session.got = Counter(), Counter()
         else:
-            session.epochs.update(session.asked)
+            session.taken_epochs.update(session.sent_epochs)
         return session
 
 

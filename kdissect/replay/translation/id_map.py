@@ -1,7 +1,7 @@
 """What a run knows of its target: the ids that it has there for those of the capture.
 
-This module has only data and lookups. `answers` fills it during a run; `translator` and the
-comparison read it. Keys are always the capture's, with names before `--rename`.
+`answers`, `translator` and the queries of `target` fill it during a run; the comparison reads it.
+Keys are the capture's, with names before `--rename`; those of `Cluster` are the target's.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
 
 
 def coordinators_of_plan(ids: IdMap) -> list[tuple[int, str]]:
-    """The same of all requests that are sent."""
+    """The coordinators of all requests that are sent, as `coordinators_of` has them."""
     steps = [step for step in ids.plan.steps if step.skipped is None]
     return list(dict.fromkeys(key for step in steps for key in coordinators_of(ids, step)))
 
@@ -106,7 +106,8 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
         return [(node, frame) for node in parts or [first]]
     bodies = {node: {**whole.body, array: part} for node, part in parts.items()}
     if is_shared:
-        epochs = ids.share.epochs(ids.broker(step), request_body(step.exchange), parts or [first])
+        asked = request_body(step.exchange)
+        epochs = ids.share.set_epochs(ids.broker(step), asked, parts or [first])
         for node, epoch in epochs.items():
             body = bodies.setdefault(node, {**whole.body, array: []})
             body["share_session_epoch"] = epoch

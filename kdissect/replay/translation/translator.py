@@ -56,7 +56,7 @@ _ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_A
 
 
 class Translator:
-    """From the capture's ids to the target's, and back from answers. One for a run.
+    """Translates requests to the target's ids, which it learns from answers. One for a run.
 
     It does not wait: the run calls it in the order in which things happen. dropped: step -> fields
     that its request lacks in the version that it is sent in.
