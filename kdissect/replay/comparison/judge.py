@@ -163,15 +163,15 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     """The judgement of an outcome without an answer to compare; None if there is one."""
     step = outcome.step
     exchange, skipped = step.exchange, outcome.skipped or step.skipped
-    if skipped is not None and skipped.code is not SkipCode.API_VERSION:
+    had_none = step.expects_response and exchange.response is None
+    if skipped is not None and (skipped.code is not SkipCode.API_VERSION or had_none):
         return Judgement(Verdict.SKIPPED, reason=skipped.reason)
     if skipped is not None:
         difference = Difference(
             "api_version", (), f"v{exchange.api_version}", "not offered", note=skipped.reason
         )
         return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
-    had_none = step.expects_response and exchange.response is None and exchange.response_missing
-    if outcome.error and had_none:
+    if outcome.error and had_none and exchange.response_missing:
         reason = f"{outcome.error}; in the capture {exchange.response_missing}"
         return Judgement(Verdict.TOLERATED, reason=reason)
     if outcome.error:

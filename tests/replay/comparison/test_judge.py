@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -79,13 +80,15 @@ def test_verdicts(plan: ReplayPlan) -> None:
     assert new(late) == [("throttle_time_ms", 0, 30_000)]
     different = judged(plan, coordinator, lambda body: body.update(error_code=29))
     assert new(different) == [("error_code", 15, 29)]
+    lacks_version = Skipped(SkipCode.API_VERSION, "old")
+    unanswered = replace(step, exchange=replace(step.exchange, response=None))
     for outcome, verdict in (
         (Outcome(step, error="timed out"), Verdict.ERROR),
         (Outcome(step, answer=b"\0\0\0\1"), Verdict.ERROR),
-        (Outcome(step, skipped=Skipped(SkipCode.API_VERSION, "old")),
-         Verdict.DIFFERENT),
+        (Outcome(step, skipped=lacks_version), Verdict.DIFFERENT),
+        (Outcome(unanswered, skipped=lacks_version), Verdict.SKIPPED),
         (Outcome(step, skipped=Skipped(SkipCode.NOT_ALLOWED, "no")), Verdict.SKIPPED),
-    ):  # fmt: skip
+    ):
         Judge(IdMap(plan), load_fields()).judge([outcome])
         assert outcome.judgement.verdict is verdict
 
