@@ -321,11 +321,11 @@ class Tables(Mapping[str, Table]):
             return _in_memory("inventory", inventory(database, since_us))
 
     @contextmanager
-    def _requests(self, memory_limit: str | None = None) -> Iterator[Database]:
+    def _requests(self) -> Iterator[Database]:
         """Open a database with the base tables of `sql.requests`."""
         from kdissect.sql.requests import make_requests
 
-        with self.database(memory_limit=memory_limit) as database:
+        with self.database() as database:
             make_requests(database)
             yield database
 

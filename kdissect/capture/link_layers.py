@@ -1,10 +1,10 @@
 """Finds the TCP header of a packet, through all layers that may carry it.
 
-A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer. A
-function per kind of header checks that the header was captured, and returns what follows it:
-another layer, or the reason why the search ends. A turn moves forward or names the layer at the
-same place more closely, so the work is linear in the packet. A row of HEADERS has the place of the
-search. The lengths in IP headers reduce both of its ends, which removes Ethernet's padding.
+A packet is a chain of layers. Each turn of the loop in `find_tcp` calls the function of one layer.
+It checks that the layer's header was captured, and returns the next layer, or the reason why the
+search ends. A turn moves forward, or names the layer at the same place more closely (IP, then
+IPv4), so the work is linear in the packet. A row of HEADERS has the place of the search. The
+lengths in IP headers set its ends, which removes Ethernet's padding.
 
 Sources:
 
@@ -54,7 +54,7 @@ _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_he
 # The place of the search in a packet, and what `find_tcp` found there.
 HEADERS = np.dtype(
     [
-        ("pos", "i8"),  # of the layer; in the end of the TCP header, or of a fragment's bytes
+        ("pos", "i8"),  # of the layer; after the search of the TCP header or a fragment's bytes
         ("end", "i8"),  # of the captured bytes
         ("wire_end", "i8"),  # of the bytes on the wire: larger if a snap length cut the packet
         ("ethertype", "i8"),  # of the layer

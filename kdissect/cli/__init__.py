@@ -1,7 +1,7 @@
-"""The command line: commands that call the Python API. Results go to stdout, all else to stderr.
+"""The command line. Results go to stdout, all else to stderr.
 
-Exit codes: 0 done, 1 a finding that the user asked to fail on, 2 bad usage or unusable input, 3 the
-environment failed, 130 interrupted.
+Exit codes: 0 done, 1 a finding (of `check`, or what `--fail-on` names, if only by default), 2 bad
+usage or unusable input, 3 the environment failed, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def dissect_command(
     from kdissect.pipeline.plan import read_key_logs
 
     run.check(out)
-    reading = capture.of_api()
+    reading = capture.read_arguments()
     inputs = find_captures(captures)
     if run.append:
         inputs = unread(out, inputs)

@@ -86,9 +86,9 @@ class ReadingOptions(OptionGroup):
 
         return checked("--limit", Limits.parse, self.limit or [])
 
-    def of_api(self) -> dict[str, Any]:
-        """Return the options as arguments of `kdissect.read`; raises BadParameter."""
-        shared = given(self, "port", "limit", "in_process_max")
+    def read_arguments(self) -> dict[str, Any]:
+        """Return arguments of `kdissect.read` and `kdissect.dissect`; raises BadParameter."""
+        shared = given(self, "port", "limit")
         return {**shared, "ports": self.port or (), "limits": self.limits}
 
     def options(self) -> Options:
@@ -122,8 +122,14 @@ class SourceOptions(CaptureOptions):
     spool: str | None = None
     in_process_max: int = 256_000_000
 
+    def read_arguments(self) -> dict[str, Any]:
+        """Return arguments of `kdissect.read`; raises BadParameter."""
+        arguments = super().read_arguments()
+        del arguments["in_process_max"]
+        return arguments
+
     @property
-    def given(self) -> list[str]:
+    def flags_given(self) -> list[str]:
         """The options that differ from their defaults, as a user types them."""
         return [
             "--" + field.name.replace("_", "-")

@@ -57,9 +57,9 @@ def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
             missing = missing or error
     if missing is not None:
         sets.append(_read_captures(captures, options, missing))
-    elif options.given:
+    elif options.flags_given:
         raise typer.BadParameter(
-            f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
+            f"{paths[0]} is a table set; this is for captures", param_hint=options.flags_given[0]
         )
     for tables in sets:
         _warn_of_damage(tables)
@@ -94,7 +94,7 @@ def _read_captures(paths: Sequence[str], options: SourceOptions, missing: Captur
             f"{some_of(paths)}: {byte_size(size)} are more than --in-process-max "
             f"{byte_size(options.in_process_max)}; {advice}"
         )
-    tables = api.read(paths, **options.of_api())
+    tables = api.read(paths, **options.read_arguments())
     if not any(tables.connections.to_arrow(["is_kafka"])["is_kafka"].to_pylist()):
         say(f"warning: no Kafka traffic found in {some_of(paths)}")
     return tables

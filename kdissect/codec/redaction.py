@@ -2,10 +2,9 @@
 
 A field of a secret name is secret (`SECRET_FIELDS`), and so is the value of a config that is
 sensitive (`is_sensitive_name`). Secrets are strings or bytes. A name means the same in all
-definitions, so one visitor redacts decoded messages and frames, and one redacts Arrow columns. A
-secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Some outputs show bytes as
-they were captured: of anomalies, of messages that do not decode. They leave out those of
-`secret_apis`.
+definitions: `redacted` serves decoded messages and frames of all APIs, `redact_column` all Arrow
+columns. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Anomalies show
+bytes as they were captured: for `secret_apis` and records with secrets they show ``[redacted]``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The evidence of incidents: the tables that kinds of incidents ask, and their commands.
 
 `Evidence` is a DuckDB database over the views of a table set, with the tables of `make_requests`.
+`find_incidents` adds `sent`, `produced`, `leaders`, `failures` and `outages`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kdissect.tables.schemas import Row
 from kdissect.text import rfc3339, visible
 
 # bad: requests failed, records were lost, or clients stood still. warn: clients lost time.
-# info: nobody lost anything, but operators want to know.
+# info: operators want to know; it may be no fault, even if requests failed or waited.
 BAD, WARN, INFO = "bad", "warn", "info"
 SEVERITIES = (BAD, WARN, INFO)  # the worst first
 

@@ -1,4 +1,4 @@
-"""`Selection`: which exchanges a verb works on. All verbs share these filters."""
+"""`Selection`: which exchanges a verb works on, for the verbs that filter them."""
 
 from __future__ import annotations
 

@@ -92,17 +92,18 @@ class Role(IntEnum):
 
 
 class RoleRule(NamedTuple):
-    """Assigns a role to fields of a type that have one of the entities or names."""
+    """Assigns a role to fields of a type that have one of the entities or names, or whose name ends
+    with the suffix."""
 
     role: Role
     type: Type
     entities: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
-    suffix: str = "\0"
+    suffix: str = "\0"  # matches no name
     apis: frozenset[int] = frozenset()  # only in these APIs; empty: in all
 
 
-# The first matching rule decides. Elements of string arrays get the role as well.
+# The first matching rule decides. An array that is no array of structs gives its elements the role.
 ROLE_RULES = (
     RoleRule(Role.ERROR_CODE, Type.INT16, names=frozenset({"error_code"}), suffix="_error_code"),
     RoleRule(Role.THROTTLE_TIME_MS, Type.INT32, names=frozenset({"throttle_time_ms"})),

@@ -34,7 +34,6 @@ BYTES_SHOWN = 32  # of a value in the tree
 RAW_SHOWN = 64  # of a field beside its name
 RAW_WIDTH = 8
 RAW_COLUMN = 6 + 2 + 3 * RAW_WIDTH + 1 + RAW_WIDTH + 2
-HIDDEN_RAW = "[redacted]"
 _ENTRY, _LAST, _BAR, _GAP = "├─ ", "└─ ", "│  ", "   "
 
 
@@ -153,7 +152,7 @@ class Detailer:
         shown = 0 if hidden else min(size, RAW_SHOWN)
         at = node.start
         if hidden:
-            left = f"{at:06x}  {HIDDEN_RAW}"
+            left = f"{at:06x}  {TEXT}"
             yield f"  {self._painted(left.ljust(RAW_COLUMN), style.DIM)}{label}"
             return
         for done in range(0, shown, RAW_WIDTH):

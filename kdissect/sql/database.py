@@ -51,8 +51,8 @@ _TABLE_FUNCTIONS = frozenset(
 _NOT_CODE = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(r"explain\b(\s*\([^)]*\)|\s+analyze\b|\s+(?:verbose)\b)*", re.IGNORECASE)
 _OUT_OF_MEMORY = "Out of Memory Error"
-# text of pyarrow's errors of reading
 _PREFIXES = {"apis/": "api_", "internal/": "internal_"}
+# text of pyarrow's errors of reading
 STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")
 _READS = (
     "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
@@ -68,9 +68,9 @@ class Database:
 
     tables: rows by name of the table (``apis/Fetch``). DuckDB reads Parquet files itself, other
     datasets through pyarrow.
-    memory_limit: how much DuckDB may hold before it uses temporary files,
-    such as ``512MiB``; None is `MEMORY_LIMIT`. derived: functions that compute the rows of further
-    tables, once a user's query names one.
+    memory_limit: how much DuckDB may hold before it uses temporary files, such as ``512MiB``; None
+    is `MEMORY_LIMIT`.
+    derived: functions that compute the rows of further tables, once a user's query names one.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Marks of a chunk of messages, reduced to one value or one list per exchange.
 
 The column kernel emits a mark for each field with a role (an error code, a topic name, a record
-set). `ChunkMarks` joins the marks of all messages of a chunk, in exchange and wire order. All of
-it is array operations.
+set). `ChunkMarks` joins the marks of all messages of a chunk, in exchange and wire order. It
+works on arrays; only for pieces of snapshots it loops.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ChunkMarks:
         return value, valid
 
     def first_text(self, role: Role) -> pa.Array:
-        """Text of the first mark of that role per row; null if there is none."""
+        """Text of the first mark of that role that is not null, per row; null if there is none."""
         here = self._of(role)
         rows, first = self._firsts(here[self._length[here] >= 0])
         start = np.zeros(self.row_count, np.int64)

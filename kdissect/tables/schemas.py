@@ -127,9 +127,9 @@ def fixed_tables(decode_values: str | None = None) -> dict[str, pa.Schema]:
     return {**FIXED_TABLES, "records": pa.schema(fields, RECORDS.metadata)}
 
 
+Row = dict[str, Any]  # the values of a row, or of a part of a JSON document, by name
 # A column: an Arrow array, a list, or a NumPy array, alone or with a bool array of the values that
 # are not null.
-Row = dict[str, Any]  # the values of a row, or of a part of a JSON document, by name
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | list[Any] | Ints | tuple[Ints, Bools]"
 
 

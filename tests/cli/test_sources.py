@@ -119,7 +119,7 @@ def test_options_of_captures_are_refused_for_a_table_set(table_set: Path) -> Non
     for options in (SourceOptions(keylog=["k.log"]), SourceOptions(reveal_secrets=True)):
         with pytest.raises(typer.BadParameter, match="is a table set") as error:
             open_source([str(table_set)], options)
-        assert error.value.param_hint == options.given[0]
+        assert error.value.param_hint == options.flags_given[0]
 
 
 def test_options_reach_the_captures(captures: Path) -> None:
