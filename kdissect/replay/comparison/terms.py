@@ -75,6 +75,7 @@ class Terms:
     def of_target(cls, ids: IdMap) -> Terms:
         """The captured ids of those in a target's answers."""
         terms = cls(ids, is_target=True)
+        terms._members |= ids.groups.earlier
         for (group, captured), member in ids.groups.members.items():
             terms._members.setdefault((group, member), captured)
         for captured_producer, producer in ids.producers.targets.items():

@@ -31,6 +31,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.members: dict[tuple[str, str], str] = {}  # (group, member id) -> member id
+        self.earlier: dict[tuple[str, str], str] = {}  # (group, the target's earlier id) -> id
         self._generations: dict[tuple[str, int], int] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
@@ -47,6 +48,11 @@ class Groups:
         """The target's id of a member. Without one from an answer, the client chose the id itself
         (KIP-1082), and it stays as captured."""
         return self.members.get((group, captured), captured)
+
+    def forgotten(self, group: str, captured: str) -> None:
+        """The coordinator has forgotten the id of a member, which asks for another one."""
+        self.earlier[group, self.member(group, captured)] = captured
+        self.members[group, captured] = ""
 
     def generation(self, group: str, member: str, captured: int) -> int:
         """The target's generation of a classic group, or epoch of a member.

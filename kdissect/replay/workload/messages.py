@@ -207,6 +207,8 @@ _TRANSIENT = (
     # a group has another generation by now, or will have one
     ("REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH", _REJOINING, "OffsetCommit"),
     ("ILLEGAL_GENERATION", _REJOINING, ""),
+    # the coordinator has forgotten the id of a member, and gives it another one (KIP-394)
+    ("UNKNOWN_MEMBER_ID MEMBER_ID_REQUIRED", "JoinGroup", ""),
     # batches before it are sent again themselves
     ("OUT_OF_ORDER_SEQUENCE_NUMBER", "Produce", ""),
     # a transaction has not ended yet (KIP-447)

@@ -119,3 +119,19 @@ def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_again:
     translator, (step,) = translated(exchange(0, share_fetch(0), 0, 1, captured))
     sent(translator, step)
     assert sent_again(translator, step, shared((first, first))) is is_again
+
+
+def test_a_member_whose_id_is_forgotten_asks_for_another_one() -> None:
+    """KIP-394: a coordinator that was not ready forgets the id that it gave. The client asks for
+    one without an id, and joins with the new one."""
+    names = {"group_id": "g", "member_id": "m", "session_timeout_ms": 1}
+    request = a_request(ApiKey.JOIN_GROUP, 5, **names)
+    captured = a_response(ApiKey.JOIN_GROUP, 5, member_id="m", generation_id=1)
+    translator, (step,) = translated(exchange(0, request, 0, 1, captured))
+    translator.ids.groups.members["g", "m"] = "old"
+    for code, given, next_id in ((25, "old", ""), (79, "new", "new")):
+        answer = a_response(ApiKey.JOIN_GROUP, 5, error_code=code, member_id=given)
+        assert sent_again(translator, step, answer)
+        assert sent(translator, step)["member_id"] == next_id
+    assert translator.ids.groups.members["g", "m"] == "new"
+    assert translator.ids.groups.earlier == {("g", "old"): "m"}  # both ids are one member's
