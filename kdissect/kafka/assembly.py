@@ -193,7 +193,7 @@ class Assembly:
     of the connections' segments.
     """
 
-    endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS
+    endpoints: npt.NDArray[np.void]  # capture.segments.ENDPOINTS
     connections: npt.NDArray[np.void]  # CONNECTION
     exchanges: npt.NDArray[np.void]  # EXCHANGE, by connection, then in order of the first byte
     extents: npt.NDArray[np.void]  # EXTENT

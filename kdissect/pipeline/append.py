@@ -8,8 +8,8 @@ consists of tables in ``_state/`` that the manifest lists apart: the open connec
 sessions, and one row with the rest: facts about topics and brokers, ids of the captures, and names
 that rows lack.
 
-A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes. What
-becomes of a request that is open at the end of a run:
+A row of `exchanges` belongs to the run whose packets complete the exchange and those before it on
+its connection, and never changes. What becomes of a request that is open at the end of a run:
 
     the run saves no state      a row without response
     the run saves state         no row; it prints how many are open

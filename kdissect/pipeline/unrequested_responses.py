@@ -68,8 +68,9 @@ def _decide(
 ) -> None:
     """Set API and version of each response whose possible pairs all belong to one API.
 
-    The first turn compares the candidates with the pairs of the connection's captured requests. The
-    second turn also uses the versions that the first one found on the same connection.
+    The pairs of the connection's captured requests choose. Without any, a version that another
+    response of the connection was given chooses among versions of one API; the second turn is for
+    responses before that one.
     """
     inferred: dict[int, set[Pair]] = defaultdict(set)
     for turn in range(2):

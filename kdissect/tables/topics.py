@@ -19,7 +19,7 @@ from kdissect.tables.arrow_arrays import binaries, labels, lists, strings
 from kdissect.tables.schemas import TOPICS, table_of
 
 METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: a fixed id, which no message contains
+METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: a fixed id
 ZERO_UUID_TEXT = "A" * 22
 NO_TOPIC = -1  # code of no topic, and of an id without a known name
 
