@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kdissect import Tables
 from kdissect.sql import Database
-from kdissect.sql.unanswered import unanswered
+from kdissect.sql.requests import unanswered
 from lab.truth.captures import read_capture
 from lab.truth.section import UNDECIDED, Judged, Section
 from tests.builders.captures import lose_packets, split_capture
