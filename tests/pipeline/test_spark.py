@@ -55,7 +55,11 @@ def test_spark_gives_the_incidents_of_read(spark: Any, captures: Path, tmp_path:
 
 
 def _workers() -> list[int]:
-    """Python workers of Spark: forks of its daemon (whose parent is the JVM)."""
+    """Python workers of Spark's tasks: forks of their daemon (whose parent is the JVM).
+
+    The workers of its planner have a daemon of their own. Spark keeps idle ones for the next query
+    and does not start a query again whose planner died, so they stay alive.
+    """
     found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -64,7 +68,7 @@ def _workers() -> list[int]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"pyspark.daemon" in command:
+            if b"pyspark.daemon\0pyspark.worker\0" in command:
                 found[int(entry.name)] = parent
     return [pid for pid, parent in found.items() if parent in found]
 
