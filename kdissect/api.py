@@ -604,9 +604,9 @@ def dissect(
     Args:
         out: folder or URL of the table set.
         overwrite: replace a table set at `out`.
-        append: add the captures to the set at `out`. An exchange is a row of the run whose packets
-            complete it (pipeline/append.py). If the set was written without state, its captures
-            are read again, so they must still be in place.
+        append: add the captures to the set at `out`. The run that completes an exchange and those
+            before it on its connection writes its row. If the set was written without state, its
+            captures are read again, so they must still be in place.
         keep_state: save the state that a later append needs, beside the tables.
         read_again: append by reading the captures of the set again: the rows are those of one run.
 

@@ -84,9 +84,10 @@ def assemble_streams(
     """Assemble all segments of some endpoint pairs into connections, exchanges and anomalies; also
     returns the streams, pairs of frames and TLS connections that they were made from.
 
-    The batch must hold all segments of each of its pairs; other pairs in it make no difference. Of
-    the payload, only size prefixes, headers, searched ranges and overlapping segments are read, in
-    place from `sources`. Raises ValueError if the batch refers to bytes outside the sources.
+    The batch must hold all segments of each of its pairs; other pairs in it make no difference.
+    Payload is read in place from `sources`: size prefixes, headers, overlapping segments, and where
+    a frame must be searched for, everything; of TLS with secrets all records. Raises ValueError if
+    the batch refers to bytes outside the sources.
 
     batches: a list of one batch, which is removed early. key_logs: text buffers with the secrets of
     TLS connections (`tls.key_log`). earlier: state of earlier segments, if the batch continues

@@ -4,16 +4,17 @@ A boundary is *certain* if the previous frame ends there, or if the stream begin
 Elsewhere (after a gap, at a start in the middle, after an impossible size) a frame must be found by
 evidence. Resynchronising late loses a few messages; resynchronising wrongly loses everything after
 it, because a wrong size skips over it. So a position scores points for its own frame and for the
-frames after it (FOLLOWING). A contradiction in any of them rejects it.
+next two (four, if a request has no client id). A contradiction in any of them rejects it.
 
-*Requests* have a size, a known api key and version, a printable client id that often occurred
-before on the connection, and a correlation id a little above the last one.
+*Requests* have a size, a known api key and version, a correlation id a little above the last one,
+and a client id that is null or printable and often occurred before on the connection.
 
 *Responses* have a size and a correlation id only. Inside other responses, record batches (batch
 length, leader epoch), arrays of small integers and legacy message sets resemble them. So a
 correlation id scores if its request was sent before this packet, has no response yet, and is the
-next one or near it. Ids of uncaptured requests score only while they rise, and by small steps if
-other requests were captured. The byte after the id helps: it is the high byte of a throttle time,
+next one or near it. Ids of uncaptured requests score if they rise by small steps (STEP_MAX) from
+the last response, or lie as near to the first pending request. The byte after the id helps: it is
+the high byte of a throttle time,
 error code or array length, or a tag count. So it is 0 (or 255 for error -1), where a record batch
 has its magic. Two responses identify themselves: the list of versions and the list of SASL
 mechanisms that connections begin with. Java clients number SASL requests separately (RESERVED), and
@@ -35,7 +36,8 @@ from kdissect.kafka.walk import API_KEYS, API_VERSIONS, Stream
 from kdissect.tcp.byte_ranges import find, peek, peek_u8
 
 # Grades of a request header. ABSENT: one of its bytes is missing. _NEVER: the size is impossible.
-# POOR: a possible size only. FAIR: also a printable client id. GOOD: also a known API.
+# POOR: a possible size only. FAIR: also a printable client id. GOOD: a known API, and a client id
+# that is printable, empty or null.
 ABSENT, _NEVER, POOR, FAIR, GOOD = range(5)
 
 REQUEST_SIZE_MIN = 8  # api key, api version, correlation id

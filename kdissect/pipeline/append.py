@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A run with ``--append`` or ``--keep-state`` saves the state that the next append needs. The state
-consists of tables in ``_state/`` that the manifest lists apart: the open connections
-(`resume.open_connection`) with their rows so far, the events of groups, producers and fetch
-sessions, and one row with the rest: facts about topics and brokers, ids of the captures, and names
-that rows lack.
+A run with ``--append`` or ``--keep-state`` saves the state that the next append needs, unless
+`state_unavailable_reason` names an obstacle. The state consists of tables in ``_state/`` that the
+manifest lists apart: the open connections (`resume.open_connection`) with their rows so far, the
+events of groups, producers and fetch sessions, and one row with the rest: facts about topics and
+brokers, ids of the captures, and names that rows lack.
 
 A row of `exchanges` belongs to the run whose packets complete the exchange and those before it on
 its connection, and never changes. What becomes of a request that is open at the end of a run:
@@ -15,6 +15,9 @@ its connection, and never changes. What becomes of a request that is open at the
     the run saves state         no row; it prints how many are open
         an append follows       that run goes on with it: the request is open in its captures
         none follows            never a row
+
+A run that saves state gives some connections up, as `resume.carry` describes, and so does
+`assemble` those of a large bucket (SEGMENTS_MAX). Their open requests are rows without response.
 
 Late bytes of rows that are written are counted, not repaired (`saved_state.COUNTS`). Rows go to two
 kinds of files. *Final* files are never replaced by an append. The others are written anew by each
@@ -28,8 +31,8 @@ Each file of open connections is a task of the scan, which sends every connectio
 bucket is one window of `resume.carry`. Bytes from captures that this run does not read travel with
 their exchanges (`kafka.assembly.Carried`).
 
-``--read-again`` reads all captures of the set and saves no state: its rows are exactly those of one
-run over all.
+``--read-again`` reads all captures of the set: its rows are exactly those of one run over all. It
+saves no state without ``--keep-state``.
 
 If a set has no usable state, its captures are read again and must still be in place; the manifest's
 `append.read_again` gives the reason.

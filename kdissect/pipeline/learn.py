@@ -1,7 +1,8 @@
 """What messages tell about the whole input: topics, brokers, owners of tokens, clients.
 
 It is collected from the assembly before the decode step, because a name that comes late applies to
-earlier rows as well. Only messages that can hold such facts are read; the definitions say which.
+earlier rows as well. Only messages that can hold such facts are read: whole ones of the APIs in
+`_messages`, Envelopes, and fetches of the metadata log.
 
 A client that authenticates with a delegation token sends the token id as its SCRAM user (KIP-48).
 A broker logs the token's owner then.

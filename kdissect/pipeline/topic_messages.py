@@ -1,4 +1,5 @@
-"""Topics that messages name: beside a topic id, in Metadata without one, in the metadata log.
+"""Topics that messages name: beside a topic id, also inside of an Envelope; in Metadata without an
+id; in the metadata log.
 
 Brokers learn topics by fetching ``__cluster_metadata`` from the controllers, so a capture of a
 cluster may name a topic nowhere else. Most of a capture is fetches, so only a few are read: the

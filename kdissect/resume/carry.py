@@ -22,9 +22,10 @@ An exchange is *complete* in these cases (`progress`):
 
 - its frames are whole and no later packet can change their bytes: both, or one if the request
   expects no response, or if the other was not captured and cannot come any more
-- PASSED_MAX responses to later requests came; until then its response may come out of order
-- no more packets of it can come: the connection was closed a while ago, its endpoints were reused,
-  the capture ended, or a limit was reached
+- an exchange at least PASSED_MAX rows later is answered; until then its response may come out of
+  order
+- no more packets of it are read: the connection was closed a while ago, its endpoints were reused,
+  or it was given up; `show` calls `finish` at the end of the capture
 
 It is emitted once all exchanges before it are complete as well, so that each stream resumes at one
 position. Bytes are final up to the first hole that may still be filled; `progress.Patience` says
@@ -39,10 +40,12 @@ Kafka over TLS is carried as ciphertext, from the record with the first open fra
 that `tls.session` needs to decrypt it is carried too; the secrets come from the key log each time.
 A TLS connection without secrets is not read. One whose records no longer decrypt is given up.
 
-If there are more connections or carried bytes than the limits allow when a window begins, those
-that were idle for longest are completed as they are, and counted in `Counts.given_up`. An anomaly
-of an exchange comes with the exchange. Any other one comes when the bytes at its place are carried
-no more. A packet whose bytes come later than that is counted in `Counts.late`.
+A connection is *given up* if its open exchanges are completed as they are. That happens if it
+carries more bytes than a limit when a window begins, or was idle for longest while all together
+exceed the limits, or if a message with secrets (`secret_apis`) would have to be carried.
+
+An anomaly of an exchange comes with the exchange. Any other one comes when the bytes at its place
+are carried no more. A packet whose bytes come later than that is counted in `Counts.late`.
 """
 
 from __future__ import annotations
@@ -205,8 +208,8 @@ class ConnectionCarry:
         return rows[~is_copy & ~is_earlier]
 
     def _beyond_limits(self, busy: Set[bytes]) -> set[bytes]:
-        """Connections to be given up: those that carry too much, and the quietest ones of too many,
-        but none of the `busy` ones."""
+        """Connections to be given up: those that carry too much, and if all together do, those that
+        were idle for longest and are not `busy`."""
         limits = self.limits
         chosen = {key for key, one in self._open.items() if one.size > limits.connection_bytes_max}
         excess = len(self._open) - limits.connection_max

@@ -122,7 +122,7 @@ def _places(chunk: MessageChunk) -> dict[str, Column]:
 
 
 def _durations(exchanges: Rows) -> dict[str, tuple[Ints, Bools]]:
-    """Milliseconds between the ends of the sides."""
+    """Milliseconds between the first and last bytes of request and response."""
     request, response = exchanges["request"], exchanges["response"]
     has_request, has_response = request["size"] >= 0, response["size"] >= 0
     both = has_request & has_response

@@ -1,8 +1,8 @@
 """Names and ids of topics: what messages say, and the rule by which a topic id becomes a name.
 
-A topic id gets the earliest name that any message of the input has beside it; `show` knows those
-that it has read so far. A name gets the id that messages have beside it, if that is only one: a
-recreated topic has several.
+A topic id gets the earliest name that a message of the input has beside it (`topic_messages` lists
+them); `show` knows those that it has read so far. A name gets the id that messages have beside it,
+if that is only one: a recreated topic has several.
 """
 
 from __future__ import annotations
