@@ -1,4 +1,4 @@
-"""Cuts captures into splits, by one walk over the packet headers of each file.
+"""Cuts captures into splits, by one walk over the packet headers of each file; finds packets again.
 
 A split starts at a record and has the state that is needed to read from there: byte order, the
 section's interfaces, the number of the first packet. The walk also finds a capture's times, counts
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Row, Rows, read_only
+from kdissect.arrays import Bytes, Indices, Row, Rows, read_only
 from kdissect.capture import packet_reader
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
@@ -300,3 +300,30 @@ def walk_capture(
 def _doubled(table: Rows) -> Rows:
     """The table with as many further rows."""
     return np.concatenate((table, np.zeros_like(table)))
+
+
+@kernel
+def _pick(reading: Reading, wanted: Indices, found: Rows) -> int:
+    """Walk until the last packet of `wanted` (ascending numbers); returns how many were found."""
+    row = 0
+    while row < len(wanted) and packet_reader.step(reading) == STEP_PACKET:
+        if reading.cursor["number"] == wanted[row]:
+            found[row] = reading.cursor
+            row += 1
+    return row
+
+
+def pick(split: Split, sources: Sources, wanted: Indices) -> tuple[Rows, Indices]:
+    """(CURSOR[n] after each packet, link types int64[n]) of the packets `wanted` (ascending
+    numbers) that are in the split.
+
+    The link type is -1 if the capture does not describe the interface. Raises CaptureError if the
+    file cannot be opened.
+    """
+    within = wanted[(wanted > split.number_before) & (wanted <= split.last_number)]
+    found = np.zeros(len(within), CURSOR)
+    reading = split.reading(sources.data(split.source))
+    count = _pick(reading, within, found)
+    assert count == len(within), (count, len(within), split)
+    link_types = np.append(reading.interfaces["link_type"], -1)[np.maximum(found["interface"], -1)]
+    return found, link_types

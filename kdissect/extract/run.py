@@ -16,8 +16,8 @@ from kdissect import __version__
 from kdissect.arrays import Ids, Indices
 from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
-from kdissect.capture.packet_lookup import pick
 from kdissect.capture.pcapng import PcapngWriter
+from kdissect.capture.splits import pick
 from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.packet_search import connection_segments, frame_segments
 from kdissect.extract.rewrite import Conversation, Rewriter

@@ -11,7 +11,7 @@ import pytest
 
 import kdissect
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_lookup import pick
+from kdissect.capture.splits import pick
 from kdissect.extract import extract
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
