@@ -397,22 +397,47 @@ class Outcome:
     def latency_ns(self) -> int:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
-    def tries(self) -> Iterator[Outcome]:
-        """An outcome for each time that the request was sent, with its answer: the earlier ones,
-        this one, and what followed it."""
-        for number, each in enumerate(self.earlier):
-            yield self._with(each, self.earlier[:number])
-        yield self
-        for each in self.followed:
-            yield self._with(each, ())
 
-    def _with(self, one: Attempt, earlier: Sequence[Attempt]) -> Outcome:
-        return replace(
-            self, sent=one.sent, answer=one.answer, sent_ns=one.sent_ns,
-            answered_ns=one.answered_ns, earlier=earlier, followed=(),
-        )  # fmt: skip
+class Reply(NamedTuple):
+    """A request as it was sent once, and its answer, decoded: by the target's names.
+
+    first_sent_ns: when the request of this step was sent for the first time. answer: None if there
+    is none.
+    """
+
+    step: Step
+    node_id: int | None
+    first_sent_ns: int
+    sent_ns: int
+    answered_ns: int
+    request: dict[str, Any]
+    answer: dict[str, Any] | None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer, empty without one."""
+        return self.answer or {}
+
+    @property
+    def is_trial(self) -> bool:
+        """Return whether the request changes nothing."""
+        return bool(self.request.get("validate_only"))
+
+    @property
+    def end_ns(self) -> int:
+        """When it was answered, far away if it was not."""
+        return FOREVER_NS if self.answer is None else self.answered_ns
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        """The answer, if it has no error; else nothing."""
+        return {} if self.body.get("error_code") else self.body
+
+    def wrong(self, one: Difference) -> Contradiction:
+        return self.step.number, one
 
 
+Contradiction = tuple[int, Difference]  # the step whose answer is wrong
 LATENCY, END_STATE = "latency", "end state"  # kinds of findings
 
 

@@ -13,7 +13,7 @@ import crc32c
 
 from kdissect.codec.message import Message
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.records import Batch, batches_of
+from kdissect.replay.batches import Batch, batches_of
 from tests.oracles.message_fields import holders
 
 # -- records ------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from uuid import UUID
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.judge import Judge
+from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.comparison.judge import Answers, Judge
 from kdissect.replay.fields import load_fields
 from kdissect.replay.model import (
     WRITING_CLASSES,
@@ -270,8 +270,8 @@ def replay(
                 ),
             )  # fmt: skip
         done.outcomes.append(outcome)
-    done.judge = Judge(ids, load_fields(list(rules)))
-    done.judge.judge(done.outcomes)
+    done.judge = Judge(Answers(ids, done.outcomes), load_fields(list(rules)))
+    done.judge.judge()
     for outcome in done.outcomes:
         done.judgements[outcome.step.number] = outcome.judgement
     return done

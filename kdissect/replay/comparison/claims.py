@@ -17,12 +17,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.groups import Groups
-from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced
-from kdissect.replay.comparison.records import RecordCount, content_digest
-from kdissect.replay.comparison.replies import Contradiction, Reply, read
-from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import END_STATE, FOREVER_NS, Difference, Outcome, RunFinding
+from kdissect.replay.batches import content_digest
+from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, Readers, count_text
+from kdissect.replay.model import (
+    END_STATE,
+    FOREVER_NS,
+    Contradiction,
+    Difference,
+    Reply,
+    RunFinding,
+)
 from kdissect.replay.target.state import LogContent, State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, entries
@@ -59,21 +63,20 @@ class _Claim(NamedTuple):
 class Claims:
     """Claims of a run's answers about the state after it, by the capture's names.
 
-    contradictions: answers that contradict earlier claims. set_configs: (resource, config) -> the
-    values that the run has set.
+    readers: of each final reply. contradictions: answers that contradict earlier claims.
+    set_configs: (resource, config) -> the values that the run has set.
     """
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
-        self._terms = Terms.of_target(ids)
-        self.logs = Logs(self._terms)
-        self.groups = Groups(Terms.of_capture(ids), self._terms)
+    def __init__(self, ids: IdMap, logs: Logs) -> None:
+        self._topics, self._old_names = ids.target_topics, ids.old_names
+        self._logs = logs
         self.contradictions: list[Contradiction] = []
         self.set_configs: dict[tuple[str, ...], set[str]] = defaultdict(set)
         # The claims that later ones leave, one but for commits that overlap.
         self._claims: dict[Subject, list[_Claim]] = {}
         # by transactional id: offset and time of each commit in the open transaction
         self._pending: dict[str, list[tuple[Subject, _Claim]]] = defaultdict(list)
-        of_final = {
+        self.readers: Readers = {
             ApiKey.PRODUCE: self._begin,
             ApiKey.METADATA: self._metadata,
             ApiKey.CREATE_TOPICS: self._create,
@@ -90,9 +93,16 @@ class Claims:
             ApiKey.ADD_OFFSETS_TO_TXN: self._begin,
             ApiKey.END_TXN: self._end_txn,
             ApiKey.DESCRIBE_TRANSACTIONS: self._describe_transactions,
-            **self.groups.of_final,
         }
-        read(outcomes, (self.logs.readers, self.groups.readers), of_final)
+
+    def _topic(self, name: str) -> str:
+        return self._old_names.get(("topic", name), name)
+
+    def _group(self, name: str) -> str:
+        return self._old_names.get(("group", name), name)
+
+    def _transaction(self, name: str) -> Subject:
+        return "transaction", self._old_names.get(("transactional-id", name), name)
 
     def _claim(self, value: str | None, *subject: Any, last_ns: int = -1) -> None:
         """Replace what was claimed of a subject."""
@@ -130,7 +140,7 @@ class Claims:
     def _metadata(self, reply: Reply) -> None:
         """A request that creates topics may bring back one that was deleted."""
         if reply.request.get("allow_auto_topic_creation", True):
-            for name in map(self._terms.topics.of, entries(reply.request["topics"])):
+            for name in map(self._topics.of, entries(reply.request["topics"])):
                 if self._last("topic", name).value == _GONE:
                     del self._claims["topic", name]
 
@@ -139,7 +149,7 @@ class Claims:
         results = entries(reply.body.get("topics") or reply.body.get("results"))
         codes = {each["name"]: each["error_code"] for each in results}
         for topic in entries(reply.request["topics"]) if not reply.is_trial else ():
-            name, code = self._terms.topic(topic["name"]), codes.get(topic["name"])
+            name, code = self._topic(topic["name"]), codes.get(topic["name"])
             is_new = "count" not in topic
             if code or (not is_new and ("topic", name) not in self._claims):
                 continue
@@ -156,24 +166,24 @@ class Claims:
 
     def _delete_topics(self, reply: Reply) -> None:
         results = entries(reply.body.get("responses"))
-        done = [self._terms.topics.of(each) for each in results if not each["error_code"]]
+        done = [self._topics.of(each) for each in results if not each["error_code"]]
         asked = [{"name": each} for each in entries(reply.request.get("topic_names"))]
         asked += entries(reply.request.get("topics"))
-        for name in map(self._terms.topics.of, asked) if reply.answer is None else done:
+        for name in map(self._topics.of, asked) if reply.answer is None else done:
             self._claim(None if reply.answer is None else _GONE, "topic", name)
-            self.logs.forget_topic(name)
+            self._logs.forget_topic(name)
             self._forget("config", 1, {name})
             self._forget("commit", 2, {name})  # the groups' offsets go with the topic
 
     def _alter_configs(self, reply: Reply) -> None:
         results = entries(reply.body.get("responses"))
         refused = {each["resource_name"] for each in results if each["error_code"]}
-        is_whole = reply.outcome.step.exchange.api_key == ApiKey.ALTER_CONFIGS
+        is_whole = reply.step.exchange.api_key == ApiKey.ALTER_CONFIGS
         for resource in entries(reply.request["resources"]) if not reply.is_trial else ():
             name = resource["resource_name"]
             if resource["resource_type"] != TOPIC_RESOURCE or name in refused:
                 continue
-            name = self._terms.topic(name)
+            name = self._topic(name)
             if is_whole:
                 self._forget("config", 1, {name})
             for each in entries(resource["configs"]):
@@ -189,10 +199,10 @@ class Claims:
 
     def _committed(self, reply: Reply) -> Iterator[tuple[Subject, _Claim]]:
         """Offsets that a response accepted; others are unknown if there is none."""
-        group = self._terms.group(reply.request["group_id"])
+        group = self._group(reply.request["group_id"])
         self._claims.pop(("group", group), None)
-        results = dict(self._terms.logs(reply.answer))
-        for log, partition in self._terms.logs(reply.request):
+        results = dict(self._topics.logs(reply.body))
+        for log, partition in self._topics.logs(reply.request):
             if log not in results:
                 self._claim(None, "commit", group, *log, last_ns=FOREVER_NS)
             elif results[log]["error_code"] == 0:
@@ -209,10 +219,10 @@ class Claims:
 
     def _forget_group(self, reply: Reply) -> None:
         named = entries(reply.request.get("groups_names")) or [reply.request.get("group_id")]
-        self._forget("commit", 1, set(map(self._terms.group, named)))
+        self._forget("commit", 1, set(map(self._group, named)))
         for each in entries(reply.body.get("results")):  # of DeleteGroups
             if not each["error_code"]:
-                self._claim(_GONE, "group", self._terms.group(each["group_id"]))
+                self._claim(_GONE, "group", self._group(each["group_id"]))
 
     def _begin(self, reply: Reply) -> None:
         """A request that is part of a transaction."""
@@ -222,7 +232,7 @@ class Claims:
             *(one["transactional_id"] for one in entries(reply.request.get("transactions"))),
         ]
         for name in filter(None, names):
-            self._claim(None, "transaction", self._terms.transactional_id(name))
+            self._claim(None, *self._transaction(name))
 
     def _txn_offset_commit(self, reply: Reply) -> None:
         self._begin(reply)
@@ -246,16 +256,16 @@ class Claims:
         """Note the end of a transaction, if the answer has no error; else it is unknown."""
         name = reply.request["transactional_id"]
         is_aborted = state != "CompleteCommit" if reply.taken else None
-        self.logs.end_transaction(name, is_aborted=is_aborted)
+        self._logs.end_transaction(name, is_aborted=is_aborted)
         self._pending.pop(name, None)
-        subject = "transaction", self._terms.transactional_id(name)
-        self._claim(state if reply.taken else None, *subject, last_ns=reply.end_ns)
+        claimed = state if reply.taken else None
+        self._claim(claimed, *self._transaction(name), last_ns=reply.end_ns)
 
     def _describe_transactions(self, reply: Reply) -> None:
         """A transaction that the run has ended before is not Ongoing."""
         for each in entries(reply.body.get("transaction_states")):
             name, state = each["transactional_id"], each["transaction_state"]
-            known = self._last("transaction", self._terms.transactional_id(name))
+            known = self._last(*self._transaction(name))
             is_over = known.value in _ENDED and known.last_ns < reply.sent_ns
             if not each["error_code"] and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
@@ -275,7 +285,7 @@ class Claims:
         return [*self._check_logs(state, held), *_differing(there, expected, _BY_ANSWERS)]
 
     def _check_logs(self, state: State, held: set[str]) -> Iterator[RunFinding]:
-        for log, facts in sorted(self.logs.items(), key=lambda each: each[0]):
+        for log, facts in sorted(self._logs.items(), key=lambda each: each[0]):
             if not facts.produced and facts.deleted_to < 0:
                 continue
             wrong: Iterable[tuple[str, str]] = ()
@@ -303,18 +313,18 @@ def _wrong(
 ) -> Iterator[tuple[str, str]]:
     """What contradicts acknowledged batches and deleted records: expected and found. is_held: the
     log had some records before."""
-    end = max((each.end for each in facts.produced), default=-1)
+    end = max((each.end for each in facts.produced.values()), default=-1)
     if content.end < end:
         yield f"ends at {end} or later", f"ends at {content.end}"
     start = facts.deleted_to
     if start < 0:
-        start = min((each.base for each in facts.produced), default=content.start)
+        start = min(facts.produced, default=content.start)
     is_early = facts.deleted_to >= 0 and content.start < start
     if is_early or (content.start > start and not may_shrink):
         yield f"starts at {start}", f"starts at {content.start}"
     if content.batches is None or may_shrink:
         return
-    kept = {base: each for base, each in facts.acknowledged.items() if each.end > content.start}
+    kept = {base: each for base, each in facts.produced.items() if each.end > content.start}
     wanted, found = sum(each.records for each in kept.values()), content.records or 0
     if found < wanted or (not is_held and found > wanted + facts.unknown):
         maybe = f" to {wanted + facts.unknown}" if 0 < facts.unknown < MANY else ""
@@ -330,7 +340,7 @@ def _wrong(
         elif base >= content.start:
             wrong["none"].append(each)
     for text, produced in wrong.items():
-        yield str(RecordCount(sum(each.records for each in produced), produced[0].base)), text
+        yield count_text(sum(each.records for each in produced), produced[0].base), text
 
 
 # -- facts of a state -----------------------------------------------------------------------------

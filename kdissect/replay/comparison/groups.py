@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.comparison.replies import Body, Contradiction, Readers, Reply
-from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import FOREVER_NS, Difference
-from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, response_body
+from kdissect.replay.comparison.logs import Readers
+from kdissect.replay.model import FOREVER_NS, Contradiction, Difference, Reply
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, Body, TopicNames, response_body
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
@@ -72,8 +72,8 @@ class Groups:
     """The groups of a run, by the target's names. readers: of each reply, those that were followed
     by another try included; of_final: of final ones."""
 
-    def __init__(self, captured: Terms, target: Terms) -> None:
-        self._captured, self._target = captured, target
+    def __init__(self, ids: IdMap) -> None:
+        self._ids = ids
         self._classic: dict[str, dict[int, list[Reply]]] = defaultdict(lambda: defaultdict(list))
         self._assigned: dict[str, _AssignedGroup] = {}
         self._topic_changes_ns: list[int] = []
@@ -87,14 +87,15 @@ class Groups:
 
     def _add_classic(self, reply: Reply) -> None:
         by_api = self._classic[reply.request["group_id"]]
-        by_api[reply.outcome.step.exchange.api_key].append(reply)
+        by_api[reply.step.exchange.api_key].append(reply)
 
     def _heartbeat(self, reply: Reply) -> None:
-        exchange, request = reply.outcome.step.exchange, reply.request
+        exchange, request = reply.step.exchange, reply.request
         name, epoch = request["group_id"], request["member_epoch"]
         group = self._assigned.setdefault(name, _AssignedGroup(exchange.api_key))
-        captured = _shares(response_body(exchange), self._captured)
-        heartbeat = _Heartbeat(reply, epoch, _shares(reply.taken, self._target), captured)
+        captured = _shares(response_body(exchange), self._ids.names)
+        answered = _shares(reply.taken, self._ids.target_topics)
+        heartbeat = _Heartbeat(reply, epoch, answered, captured)
         group.members[request["member_id"] or reply.taken.get("member_id") or ""].append(heartbeat)
         if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
             group.changes_ns.append(reply.sent_ns)
@@ -156,8 +157,7 @@ class Groups:
 
     def _exists(self, share: Share) -> bool:
         """Return whether the target has a partition; of tasks, always."""
-        target = self._target.ids.target
-        name = self._target.ids.topic(share[0])
+        target, name = self._ids.target, self._ids.topic(share[0])
         return name not in target.topics or (name, share[1]) in target.leaders
 
 
@@ -166,13 +166,13 @@ class Groups:
 
 def _check_heartbeats(by_api: dict[int, list[Reply]]) -> Iterator[Contradiction]:
     changing = [
-        (next(each.outcome.tries()).sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
+        (each.first_sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
         for api_key in _CLASSIC_APIS - {ApiKey.HEARTBEAT}
         for each in by_api[api_key]
     ]
     code = int(ErrorCode.REBALANCE_IN_PROGRESS)
     for reply in by_api[ApiKey.HEARTBEAT]:
-        was_so = response_body(reply.outcome.step.exchange).get("error_code") == code
+        was_so = response_body(reply.step.exchange).get("error_code") == code
         if reply.answer is None or reply.answer["error_code"] != code or was_so:
             continue
         if not any(begin <= reply.sent_ns <= end for begin, end in changing):
@@ -204,7 +204,7 @@ def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
 # -- groups whose coordinator assigns -------------------------------------------------------------
 
 
-def _shares(body: Body, terms: Terms) -> list[Share] | None:
+def _shares(body: Body, topics: TopicNames) -> list[Share] | None:
     """Assigned partitions or active tasks of an answer to a heartbeat; None if it has none."""
     if body.get("active_tasks") is not None:
         return [
@@ -215,7 +215,7 @@ def _shares(body: Body, terms: Terms) -> list[Share] | None:
     if body.get("assignment") is None:
         return None
     return [
-        (terms.topics.name("", topic["topic_id"]), number)
+        (topics.name("", topic["topic_id"]), number)
         for topic in body["assignment"]["topic_partitions"]
         for number in topic["partitions"]
     ]

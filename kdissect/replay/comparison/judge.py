@@ -9,72 +9,98 @@ has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.claims import Claims
-from kdissect.replay.comparison.normal_form import Found, Normaliser, RequestNames, compare
-from kdissect.replay.comparison.terms import Terms, is_set
+from kdissect.replay.comparison.groups import Groups
+from kdissect.replay.comparison.logs import Logs
+from kdissect.replay.comparison.normal_form import Found, Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
-from kdissect.replay.model import Difference, Judgement, Log, Outcome, SkipCode, Step, Verdict
+from kdissect.replay.model import (
+    Attempt,
+    Difference,
+    Judgement,
+    Log,
+    Outcome,
+    Reply,
+    SkipCode,
+    Step,
+    Verdict,
+)
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
 _EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transactions")
 
-Body = dict[str, Any]
+
+class Answers:
+    """The answers of a run, and what they show of the target's logs and groups and claim about the
+    end. outcomes: by step, or some of them."""
+
+    def __init__(self, ids: IdMap, outcomes: Sequence[Outcome]) -> None:
+        self.ids, self.outcomes = ids, outcomes
+        self.logs, self.groups = Logs(ids), Groups(ids)
+        self.claims = Claims(ids, self.logs)
+        always = {**self.logs.readers, **self.groups.readers}
+        at_last = {**self.claims.readers, **self.groups.of_final}
+        for outcome in self.in_order():
+            key = outcome.step.exchange.api_key
+            for is_final, reply in _replies(outcome) if key in always or key in at_last else ():
+                if key in always:
+                    always[key](reply)
+                if is_final and key in at_last:
+                    at_last[key](reply)
+
+    def in_order(self) -> list[Outcome]:
+        """The outcomes in the order in which the answers came."""
+        return sorted(self.outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
 
 
-def _allows(rule: FieldRule, one: Difference) -> bool:
-    """Return whether a rule allows a pair of values."""
-    if rule.kind is FieldKind.IGNORE:
-        return rule.is_own
-    if rule.kind is FieldKind.TOLERANCE:
-        if (distance := _distance(one)) is None:
-            return False
-        return distance <= max(rule.absolute, rule.relative * abs(one.captured))
-    return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
-
-
-@dataclass(frozen=True)
-class ReferenceRun:
-    """A run that another one is compared with. outcomes: by step."""
-
-    outcomes: Sequence[Outcome]
-    ids: IdMap
+def _replies(outcome: Outcome) -> Iterator[tuple[bool, Reply]]:
+    """Each time that a request was sent, with its answer: the earlier ones, the final one, and what
+    followed it."""
+    step, version = outcome.step, outcome.api_version
+    tries: list[Attempt | Outcome] = [*outcome.earlier, outcome, *outcome.followed]
+    for each in tries:
+        key = step.exchange.api_key
+        request = decoded(each.sent or b"", "request", key, version)
+        answer = decoded(each.answer or b"", "response", key, version)
+        if request is not None:
+            body = None if answer is None else answer.body
+            times_ns = tries[0].sent_ns, each.sent_ns, each.answered_ns
+            yield each is outcome, Reply(step, outcome.node_id, *times_ns, request.body, body)
 
 
 class Judge:
     """Judges one run. reference: the run that it is compared with; None for the capture. used: how
     many differences each rule has allowed."""
 
-    def __init__(
-        self, ids: IdMap, table: FieldTable, reference: ReferenceRun | None = None
-    ) -> None:
-        self.ids = ids
+    def __init__(self, run: Answers, table: FieldTable, reference: Answers | None = None) -> None:
+        self.run = run
         self._reference = reference
-        self._expected_terms = (
-            Terms.of_capture(ids) if reference is None else Terms.of_target(reference.ids)
+        named, has_reference = requested(run.ids.plan), reference is not None
+        expected_ids = run.ids if reference is None else reference.ids
+        self._theirs, self._ours = (
+            Normaliser(ids, table, named, is_target=is_target, keeps_served=has_reference)
+            for ids, is_target in ((run.ids, True), (expected_ids, has_reference))
         )
-        names, has_reference = RequestNames(ids.plan), reference is not None
-        self._theirs = Normaliser(table, Terms.of_target(ids), names, keeps_served=has_reference)
-        self._ours = Normaliser(table, self._expected_terms, names, keeps_served=has_reference)
         self._table, self.used = table, Counter[str]()
-        # (step, log, record set) of compared answers
-        self._expected_records: list[tuple[int, Log, bytes]] = []
+        # of compared answers: steps and their record sets
+        self._expected_records: dict[Log, list[tuple[int, bytes]]] = defaultdict(list)
 
     def _to_target(self, log: Log, offset: int) -> int:
         """The target's offset of one of the reference, or of the capture."""
         if self._reference is not None:
             offset = self._reference.ids.offsets.to_capture(log, offset)
-        return self.ids.offsets.to_target(log, offset)
+        return self.run.ids.offsets.to_target(log, offset)
 
     def _expected(self, step: Step) -> Message | str:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
@@ -93,24 +119,22 @@ class Judge:
 
     # -- all answers ----------------------------------------------------------------------------
 
-    def judge(self, outcomes: Iterable[Outcome]) -> None:
-        """Give each outcome its judgement. Answers are taken in the order in which they came."""
-        ordered = sorted(outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
-        judgements = {each.step.number: self._judged(each) for each in ordered}
-        claims = Claims(self.ids, ordered)
+    def judge(self) -> None:
+        """Give each outcome its judgement."""
+        ordered, answers = self.run.in_order(), self.run
+        judgements = [self._judged(each) for each in ordered]
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
-            claims.contradictions,
-            claims.logs.compare(self._expected_records, self._to_target),
-            claims.logs.contradictions(),
-            claims.groups.contradictions(),
+            answers.claims.contradictions,
+            answers.logs.compare(self._expected_records, self._to_target),
+            answers.logs.contradictions(),
+            answers.groups.contradictions(),
         ):
             found[number].append(difference)
-        as_set = partial(_as_set, claims.set_configs)
-        for outcome in ordered:
-            judgement = judgements[outcome.step.number].allowing(as_set)
-            more = found.get(outcome.step.number)
-            outcome.judgement = judgement if more is None else _with(judgement, more)
+        as_set = partial(_as_set, answers.claims.set_configs)
+        for outcome, judgement in zip(ordered, judgements, strict=True):
+            more = found.get(outcome.step.number, ())
+            outcome.judgement = _with(judgement.allowing(as_set), more)
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange
@@ -130,8 +154,8 @@ class Judge:
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
-        for log, partition in self._expected_terms.logs(expected.body) if is_fetch else ():
-            self._expected_records.append((step.number, log, partition["records"] or b""))
+        for log, partition in self._ours.topics.logs(expected.body) if is_fetch else ():
+            self._expected_records[log].append((step.number, partition["records"] or b""))
         if version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{version}"
             note = "sent at the nearest version that the target speaks"
@@ -181,9 +205,9 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     return Judgement(Verdict.ERROR, reason="no answer") if outcome.answer is None else None
 
 
-def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
+def _with(judgement: Judgement, more: Sequence[Difference]) -> Judgement:
     """The judgement with differences that other answers show."""
-    if judgement.verdict in (Verdict.ERROR, Verdict.SKIPPED):
+    if not more or judgement.verdict in (Verdict.ERROR, Verdict.SKIPPED):
         return judgement
     known = {each.path for each in judgement.differences if not each.rule}
     new = [each for each in more if each.path not in known]
@@ -202,6 +226,17 @@ def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
         return decode_message(frame, side="response", api_key=api_key, api_version=api_version)
     except (DecodeError, ValueError) as error:
         return str(error)
+
+
+def _allows(rule: FieldRule, one: Difference) -> bool:
+    """Return whether a rule allows a pair of values."""
+    if rule.kind is FieldKind.IGNORE:
+        return rule.is_own
+    if rule.kind is FieldKind.TOLERANCE:
+        if (distance := _distance(one)) is None:
+            return False
+        return distance <= max(rule.absolute, rule.relative * abs(one.captured))
+    return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
 
 
 # -- noise ----------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """What a run shows of the target's logs, and the answers that contradict it.
 
-A captured response says what another broker answered at another moment. This module compares the
-target's answers with each other, those included that were followed by another try:
+A Fetch returns the records that the log has at that moment, so an answer of the target may have
+fewer or more of them than the captured response. A captured record is looked up by its offset in
+all that answers have delivered of the log.
+
+A captured response says what another broker answered at another moment. So the target's answers
+are also compared with each other, those included that were followed by another try:
 
 - A delivered batch has a right checksum. Batches of an answer ascend, and leave out no offset
   unless the topic is compacted.
@@ -17,33 +21,44 @@ after LAG_NS. Nothing is said about the offsets of a topic that the run deletes.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, headers, is_sealed
-from kdissect.replay.comparison import records
-from kdissect.replay.comparison.replies import Body, Contradiction, Readers, Reply
-from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import Log
-from kdissect.replay.workload.messages import EARLIEST, LATEST, entries, response_of
+from kdissect.replay import batches
+from kdissect.replay.batches import Batch, Row, batches_of
+from kdissect.replay.model import Contradiction, Difference, Log, Reply
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import (
+    EARLIEST,
+    LATEST,
+    Body,
+    CapturedTopics,
+    entries,
+    response_of,
+)
+from kdissect.text import plural
 
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
 _READ_COMMITTED, _ACKS_ALL = 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _PRODUCED = "responses[].partition_responses[]."
 _FETCHED, _LISTED = "responses[].partitions[].", "topics[].partitions[]."
+RECORDS = f"{_FETCHED}records"
 _WATERMARKS = {
     "ends": "high_watermark",
     "stable_ends": "last_stable_offset",
     "starts": "log_start_offset",
 }
 _POLICY = "cleanup.policy"
+_OF_ROWS = ("key", "value", "headers", "timestamp_ms")
+_REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
 _MAYBE_APPENDED = frozenset(
     {
@@ -52,6 +67,28 @@ _MAYBE_APPENDED = frozenset(
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
     }
 )
+
+Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # of a record
+ToTarget = Callable[[Log, int], int]  # an offset of the other side
+
+
+Readers = Mapping[int, Callable[[Reply], None]]  # by API
+
+
+_NO_RECORDS = "no records"
+
+
+def count_text(records: int, first: int) -> str:
+    """A number of records of a log, from an offset on."""
+    return f"{plural(records, 'record')} from offset {first}"
+
+
+def _in_log(
+    log: Log, place: str, c: Any, a: Any, note: str = "", offset: int | None = None
+) -> Difference:
+    """A difference in a partition, or of the records at an offset of it."""
+    keys = (log[0], str(log[1]), *(() if offset is None else (f"offset {offset}",)))
+    return Difference(place, keys, c, a, note=note)
 
 
 class _Reading(NamedTuple):
@@ -63,7 +100,7 @@ class _Reading(NamedTuple):
     place: str
 
     def below(self, log: Log, least: Any, note: str) -> Contradiction:
-        return self.reply.wrong(records.in_log(log, self.place, least, self.offset, note))
+        return self.reply.wrong(_in_log(log, self.place, least, self.offset, note))
 
 
 @dataclass(slots=True)
@@ -88,9 +125,13 @@ class _Fetched:
     log: Log
     reply: Reply
     body: Body
-    batches: list[records.Batch]
-    fetch_offset: int
-    is_committed: bool
+    batches: list[Batch]
+    fetch_offset: int = -1
+    is_committed: bool = False
+
+    @classmethod
+    def of(cls, log: Log, reply: Reply, body: Body, *asked: Any) -> _Fetched:
+        return cls(log, reply, body, batches_of(body["records"] or b""), *asked)
 
     @property
     def end(self) -> int:
@@ -99,34 +140,44 @@ class _Fetched:
 
     def wrong(self, offset: int, c: Any, a: Any, note: str, name: str = "") -> Contradiction:
         """A contradiction in the records from an offset on."""
-        return self.reply.wrong(
-            records.in_log(self.log, f"{records.PLACE}[]{name}", c, a, note, offset)
-        )
+        return self.reply.wrong(_in_log(self.log, f"{RECORDS}[]{name}", c, a, note, offset))
 
 
 @dataclass(slots=True)
 class LogFacts:
-    """What the run shows of one log. produced: by base offset, in order. unknown: records that may
-    be there besides. deleted_to: by DeleteRecords, -1 never. readings: of its "ends",
-    "stable_ends" and "starts"."""
+    """What the run shows of one log.
+
+    produced: by base offset. unknown: records that may be there besides. silent: record
+    sets of Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never.
+    fetched: in the order of the answers. delivered: their batches by base offset, each as it came
+    first. old: their records before magic 2, by offset. readings: of its "ends", "stable_ends" and
+    "starts".
+    """
 
     log: Log
-    delivered: records.LogRecords
-    produced: list[Produced] = field(default_factory=list)
+    produced: dict[int, Produced] = field(default_factory=dict)
     unknown: int = 0
+    silent: list[bytes] = field(default_factory=list)
     deleted_to: int = -1
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
+    delivered: dict[int, Batch] = field(default_factory=dict)
+    old: dict[int, Row] = field(default_factory=dict)
     readings: dict[str, list[_Reading]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def acknowledged(self) -> dict[int, Produced]:
-        """By base offset."""
-        return {each.base: each for each in self.produced}
 
     def forget(self) -> None:
         """Forget what was produced: the log is deleted, or nobody knows whether it is."""
-        self.produced, self.unknown, self.deleted_to = [], 0, -1
+        self.produced, self.unknown, self.deleted_to = {}, 0, -1
+
+    def add(self, fetched: _Fetched) -> None:
+        self.fetched.append(fetched)
+        for batch in fetched.batches:
+            if batch.header.magic == 2:
+                self.delivered.setdefault(batch.header.base_offset, batch)
+            else:
+                self.old |= batch.rows()
+        if fetched.batches:
+            self.reaches(fetched.end, fetched.reply)
 
     def reaches(self, end: int, reply: Reply) -> None:
         """Records of an answer end there."""
@@ -144,9 +195,9 @@ class Logs(dict[Log, LogFacts]):
     """The logs of a run by the capture's names. Give it each reply, those that were followed by
     another try included, in the order of their coming."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, ids: IdMap) -> None:
         super().__init__()
-        self._terms = terms
+        self._plan, self._topics = ids.plan, ids.target_topics
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
         self._marker_count = 0
@@ -159,7 +210,7 @@ class Logs(dict[Log, LogFacts]):
         }
 
     def __missing__(self, log: Log) -> LogFacts:
-        self[log] = LogFacts(log, records.LogRecords(log))
+        self[log] = LogFacts(log)
         return self[log]
 
     def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
@@ -177,24 +228,24 @@ class Logs(dict[Log, LogFacts]):
     # -- facts ----------------------------------------------------------------------------------
 
     def _produce(self, reply: Reply) -> None:
-        answered = dict(self._terms.logs(reply.answer))
+        answered = dict(self._topics.logs(reply.body))
         owner, acks = reply.request.get("transactional_id") or "", reply.request["acks"]
-        for log, entry in self._terms.logs(reply.request):
+        for log, entry in self._topics.logs(reply.request):
             facts, data = self[log], entry["records"] or b""
-            batches = list(headers(data))
-            facts.is_transactional |= any(each.is_transactional for each in batches)
-            is_old = any(each.magic != 2 for each in batches)
-            count = MANY if is_old else sum(max(each.record_count, 0) for each in batches)
+            found = [*batches.headers(data)]
+            facts.is_transactional |= any(each.is_transactional for each in found)
+            is_old = any(each.magic != 2 for each in found)
+            count = MANY if is_old else sum(max(each.record_count, 0) for each in found)
             if acks == 0:
-                facts.delivered.silent.append(data)
+                facts.silent.append(data)
             result = answered.get(log, {})
             code, base = result.get("error_code"), result.get("base_offset", -1)
             if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
                 facts.unknown += count
             elif code == 0:
-                whole = data if len(batches) == 1 else b""
+                whole = data if len(found) == 1 else b""
                 made = Produced(base, count, whole, None if owner else False)
-                facts.produced.append(made)
+                facts.produced[base] = made
                 if owner:
                     self._open[owner].append(made)
                 if acks == _ACKS_ALL:
@@ -202,102 +253,83 @@ class Logs(dict[Log, LogFacts]):
                 facts.shows(reply, _PRODUCED, result, starts="log_start_offset")
 
     def _fetch(self, reply: Reply) -> None:
-        named = dict(self._terms.logs(reply.request))
+        named = dict(self._topics.logs(reply.request))
         is_committed = reply.request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._terms.logs(reply.taken):
-            if partition["error_code"]:
-                continue
-            offset = named.get(log, {}).get("fetch_offset", -1)
-            self._add_fetched(reply, log, partition, offset, is_committed)
-            self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
+        for log, partition in self._topics.logs(reply.taken):
+            if not partition["error_code"]:
+                offset = named.get(log, {}).get("fetch_offset", -1)
+                self[log].add(_Fetched.of(log, reply, partition, offset, is_committed))
+                self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
 
     def _share_fetch(self, reply: Reply) -> None:
-        for log, partition in self._terms.logs(reply.answer):
-            self._add_fetched(reply, log, partition)
-
-    def _add_fetched(
-        self, reply: Reply, log: Log, partition: Body, offset: int = -1, is_committed: bool = False
-    ) -> None:
-        batches = records.batches_of(partition["records"] or b"")
-        fetched = _Fetched(log, reply, partition, batches, offset, is_committed)
-        self[log].fetched.append(fetched)
-        for batch in batches:
-            self[log].delivered.add(batch)
-        if batches:
-            self[log].reaches(fetched.end, reply)
+        for log, partition in self._topics.logs(reply.body):
+            self[log].add(_Fetched.of(log, reply, partition))
 
     def _list_offsets(self, reply: Reply) -> None:
-        asked = dict(self._terms.logs(reply.request))
+        asked = dict(self._topics.logs(reply.request))
         is_committed = reply.request.get("isolation_level", 0) == _READ_COMMITTED
         names = {LATEST: "stable_ends" if is_committed else "ends", EARLIEST: "starts"}
-        for log, partition in self._terms.logs(reply.answer):
+        for log, partition in self._topics.logs(reply.body):
             name = names.get(asked.get(log, {}).get("timestamp", 0))
             if name is not None and not partition["error_code"]:
                 self[log].shows(reply, _LISTED, partition, **{name: "offset"})
 
     def _delete_records(self, reply: Reply) -> None:
-        for log, partition in self._terms.logs(reply.answer):
+        for log, partition in self._topics.logs(reply.body):
             if not partition["error_code"]:
                 self[log].deleted_to = partition["low_watermark"]
                 self[log].shows(reply, _LISTED, partition, starts="low_watermark")
-        for log, _ in self._terms.logs(reply.request) if reply.answer is None else ():
+        for log, _ in self._topics.logs(reply.request) if reply.answer is None else ():
             self[log].forget()
 
     # -- contradictions -------------------------------------------------------------------------
 
     def compare(
-        self, expected: Iterable[tuple[int, Log, bytes]], to_target: records.ToTarget
+        self, expected: Mapping[Log, Sequence[tuple[int, bytes]]], to_target: ToTarget
     ) -> Iterator[Contradiction]:
         """Compare captured records with the delivered ones, in whichever answer these came.
 
-        expected: steps whose answers should bring these record sets of a log. to_target: an offset
+        expected: by log, steps whose answers should bring these record sets. to_target: an offset
         of the other side.
         """
-        for step, log, captured in expected:
-            self[log].delivered.compare(step, captured, to_target)
-        for facts in self.values():
-            facts.delivered.allow_reordered()
-            yield from facts.delivered.found
+        for log, record_sets in expected.items():
+            yield from RecordComparison(self[log], record_sets, to_target).differences()
 
     def contradictions(self) -> Iterator[Contradiction]:
         for log, facts in self.items():
             is_lasting = bool(log[0]) and log[0] not in self._deleted
-            is_dense = is_lasting and self._is_dense(log[0])
-            acknowledged = facts.acknowledged
+            is_dense = is_lasting and log[0] in self._dense
             for fetched in facts.fetched:
                 yield from _check_batches(fetched, is_dense)
-                yield from _check_content(fetched, acknowledged, facts.delivered)
+                yield from _check_content(fetched, facts)
                 if is_lasting and fetched.is_committed:
                     yield from _check_aborted(fetched)
             if is_lasting:
                 yield from self._check_ends(facts)
                 yield from _check_falling(log, facts.readings["starts"])
 
-    def _is_dense(self, topic: str) -> bool:
-        """Return whether a log leaves no offset out. Compacted ones may; the capture shows
-        which."""
-        known = self._terms.ids.plan.workload.facts.topics.get(topic)
-        if known is None or known.is_internal or "compact" in known.configs.get(_POLICY, ""):
-            return False
-        return topic not in self._sparse
-
     @cached_property
-    def _sparse(self) -> set[str]:
-        """Topics whose captured answers leave offsets out."""
-        ids, topics = self._terms.ids, set()
-        for exchange in ids.plan.workload.exchanges():
+    def _dense(self) -> set[str]:
+        """Topics whose logs leave no offset out. Compacted ones may; the capture shows which."""
+        facts = self._plan.workload.facts
+        topics, names = set[str](), CapturedTopics(facts)
+        for name, known in facts.topics.items():
+            if not known.is_internal and "compact" not in known.configs.get(_POLICY, ""):
+                topics.add(name)
+        for exchange in self._plan.workload.exchanges():
             response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
-            for (topic, _), partition in ids.names.logs(response.body) if response else ():
-                found = [each.header for each in records.batches_of(partition["records"] or b"")]
+            for (topic, _), partition in names.logs(response.body) if response else ():
+                found = [each.header for each in batches_of(partition["records"] or b"")]
                 if any(one.last_offset + 1 < then.base_offset for one, then in pairwise(found)):
-                    topics.add(topic)
+                    topics.discard(topic)
         return topics
 
     def _check_ends(self, facts: LogFacts) -> Iterator[Contradiction]:
         """Log ends do not fall, and are not beyond all that can exist."""
         ceiling = -1
-        if any(each.base == 0 for each in facts.produced):  # the log began in this run
-            known = [each.end for each in facts.produced] + [each.end for each in facts.fetched]
+        if 0 in facts.produced:  # the log began in this run
+            known = [each.end for each in facts.produced.values()]
+            known += [each.end for each in facts.fetched]
             markers = self._marker_count if facts.is_transactional else 0
             ceiling = max(known) + facts.unknown + markers
         credible = []
@@ -311,6 +343,92 @@ class Logs(dict[Log, LogFacts]):
         yield from _check_falling(facts.log, facts.readings["stable_ends"])
 
 
+# -- captured records -----------------------------------------------------------------------------
+
+
+class RecordComparison:
+    """Compares captured records of a log with those that answers have brought."""
+
+    def __init__(
+        self, facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget
+    ) -> None:
+        self._facts, self._to_target = facts, to_target
+        self._bases = sorted(facts.delivered)
+        self._found: list[Contradiction] = []
+        # by the target's offset: contents of the captured and of another record there
+        self._replaced: dict[int, tuple[Content, Content]] = {}
+        for step, record_set in expected:
+            lost: list[int] = []
+            for batch in batches_of(record_set):
+                if batch.header.is_control:
+                    continue  # a marker comes some time after its transaction: where is no matter
+                if not self._is_delivered(step, batch):
+                    lost += self._compare_rows(step, batch)
+            if lost:
+                count = count_text(len(lost), min(lost))
+                one = _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")
+                self._found.append((step, one))
+
+    def _add(self, step: int, offset: int, name: str, c: Any, a: Any) -> None:
+        if c != a:
+            one = _in_log(self._facts.log, f"{RECORDS}[].{name}", c, a, offset=offset)
+            self._found.append((step, one))
+
+    def _is_delivered(self, step: int, batch: Batch) -> bool:
+        """Return whether a batch came as it is; notes how else it is written."""
+        base = batch.header.base_offset
+        other = self._facts.delivered.get(self._to_target(self._facts.log, base))
+        if other is None or batch.header.magic != 2 or other.header.is_control:
+            return False
+        c, a = batch.data, other.data
+        self._add(step, base, "compression", batches.codec_of(c), batches.codec_of(a))
+        self._add(step, base, "timestamp_type", *map(batches.timestamp_type, (c, a)))
+        return batches.are_equal(c, a)
+
+    def _compare_rows(self, step: int, batch: Batch) -> Iterator[int]:
+        """Compare record by record. Yields the offsets of those that no answer brings."""
+        for row in batch.rows().values():
+            offset = self._to_target(self._facts.log, row["offset"])
+            other = self._row(offset)
+            if other is None:
+                yield row["offset"]
+            elif other["control_type"] is None:
+                have_times = row["timestamp_type"] == other["timestamp_type"] == "CreateTime"
+                for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
+                    self._add(step, row["offset"], name, row[name], other[name])
+                contents = _content(row), _content(other)
+                if contents[0] != contents[1]:
+                    self._replaced[offset] = contents
+
+    def _row(self, offset: int) -> Row | None:
+        """The record at an offset, decoded; None if no answer has it."""
+        facts, place = self._facts, bisect_right(self._bases, offset) - 1
+        rows = facts.old if place < 0 else facts.delivered[self._bases[place]].rows()
+        return rows.get(offset, facts.old.get(offset))
+
+    def differences(self) -> Iterator[Contradiction]:
+        """The differences by step. Records that only changed their places are allowed if Produce
+        requests with acks 0 wrote them: those in flight at the same time have no order."""
+        pairs = self._replaced.values()
+        captured, answered = Counter(c for c, _ in pairs), Counter(a for _, a in pairs)
+        is_reordered = bool(captured) and captured == answered
+        if is_reordered:
+            sent = [each for data in self._facts.silent for each in batches_of(data)]
+            rows = [row for each in sent for row in each.rows().values()]
+            is_reordered = captured.keys() <= set(map(_content, rows))
+        for step, one in self._found:
+            is_allowed = is_reordered and one.place.endswith(_OF_ROWS)
+            yield step, replace(one, rule=_REORDERED) if is_allowed else one
+
+
+def _content(row: Row) -> Content:
+    """Key, value and headers of a record; not its offset, time and producer."""
+    return row["key"], row["value"], tuple((one["key"], one["value"]) for one in row["headers"])
+
+
+# -- answers beside each other --------------------------------------------------------------------
+
+
 def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]:
     """Checksums and order of the batches of one answer."""
     due, is_first = fetched.fetch_offset, True
@@ -318,32 +436,31 @@ def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]
         header, base = batch.header, batch.header.base_offset
         if header.magic != 2:
             continue
-        if not is_sealed(batch.record_set, header):
+        if not batches.is_sealed(batch.record_set, header):
             yield fetched.wrong(base, "right", "wrong", "it is damaged", ".crc")
         if header.last_offset < due or (not is_first and base < due):
-            here = records.RecordCount(header.record_count, base)
-            yield fetched.wrong(base, records.NO_RECORDS, here, "its offsets are here already")
+            here = count_text(header.record_count, base)
+            yield fetched.wrong(base, _NO_RECORDS, here, "its offsets are here already")
         elif is_dense and 0 <= due < base:
-            left_out = records.RecordCount(base - due, due)
-            yield fetched.wrong(due, left_out, records.NO_RECORDS, "the answer leaves them out")
+            left_out = count_text(base - due, due)
+            yield fetched.wrong(due, left_out, _NO_RECORDS, "the answer leaves them out")
         due, is_first = max(due, header.last_offset + 1), False
 
 
-def _check_content(
-    fetched: _Fetched, acknowledged: dict[int, Produced], delivered: records.LogRecords
-) -> Iterator[Contradiction]:
+def _check_content(fetched: _Fetched, facts: LogFacts) -> Iterator[Contradiction]:
     """A batch has the records that were produced at its offset, or delivered from there before."""
     for header, batch in ((each.header, each) for each in fetched.batches):
         if header.magic != 2 or header.is_control:
             continue
-        produced = acknowledged.get(header.base_offset)
+        base = header.base_offset
+        produced, delivered = facts.produced.get(base), facts.delivered[base]
         for known, note in (
             (b"" if produced is None else produced.data, "not the batch that was produced there"),
-            (delivered.batches[header.base_offset].data, "another answer has other records there"),
+            (delivered.data, "another answer has other records there"),
         ):
-            if len(known) >= BATCH_HEADER_SIZE and not records.have_same_content(known, batch.data):
-                count = records.RecordCount(header.record_count, header.base_offset)
-                yield fetched.wrong(header.base_offset, "the same", count, note)
+            is_whole = len(known) >= batches.BATCH_HEADER_SIZE
+            if is_whole and not batches.have_same_content(known, batch.data):
+                yield fetched.wrong(base, "the same", count_text(header.record_count, base), note)
                 break
 
 
@@ -351,11 +468,11 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
     """Offsets that are below what an earlier answer has shown."""
     events = []  # the time, whether a reading is checked then, and where others count from then on
     for each in readings:
-        outcome = each.reply.outcome
+        reply = each.reply
         events += [
-            (outcome.answered_ns, False, outcome.node_id, each),
-            (outcome.answered_ns + LAG_NS, False, _EVERYWHERE, each),
-            (outcome.sent_ns, True, outcome.node_id, each),
+            (reply.answered_ns, False, reply.node_id, each),
+            (reply.answered_ns + LAG_NS, False, _EVERYWHERE, each),
+            (reply.sent_ns, True, reply.node_id, each),
         ]
     highest: dict[int | str | None, int] = defaultdict(lambda: -1)  # by node
     for _, is_checked, node, reading in sorted(events, key=lambda each: each[:2]):
@@ -376,7 +493,7 @@ def _check_aborted(fetched: _Fetched) -> Iterator[Contradiction]:
             unlisted |= {producer} - listed if batch.header.is_transactional else set()
         elif producer in unlisted and batch.is_abort:
             place, note = _FETCHED + "aborted_transactions", "its records were aborted"
-            one = records.in_log(fetched.log, place, f"producer {producer}", "not listed", note)
+            one = _in_log(fetched.log, place, f"producer {producer}", "not listed", note)
             yield fetched.reply.wrong(one)
         else:
             unlisted.discard(producer)

@@ -1,9 +1,10 @@
 """Messages as trees in the vocabulary of the capture, and the differences of two trees.
 
-`Normaliser` turns a captured response, a target's answer and a reference's answer into trees, and
-`compare` compares two trees without knowing any id, API or rule: ids have become names and
-positions, sets are keyed by the names of their elements, and what the table of fields leaves to the
-server is gone.
+Messages of the capture and of a target use other ids for the same thing. `Normaliser` turns a
+captured response, a target's answer and a reference's answer into trees, and `compare` compares two
+trees without knowing any id, API or rule: ids have become the captured names, offsets positions in
+the captured log, sets are keyed by the names of their elements, and what the table of fields leaves
+to the server is gone.
 
     struct             dict: field -> tree
     array with keys    Keyed: text of the key -> tree of the element
@@ -16,7 +17,9 @@ state is a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -24,15 +27,43 @@ from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import is_secret
 from kdissect.replay import fields
-from kdissect.replay.comparison.terms import CHOSEN, Chosen, Terms, is_set, plain
 from kdissect.replay.fields import FieldContext, FieldKind, FieldRule, Shape, ShapeField, told
 from kdissect.replay.model import ABSENT, Difference, ReplayPlan, Step
-from kdissect.replay.translation.id_map import resource_word
-from kdissect.replay.workload.messages import Body, api_name, request_body
+from kdissect.replay.translation.groups import with_topics
+from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
+from kdissect.replay.workload.messages import Body, TopicNames, api_name, request_body
 
 _LEFT_OUT = (FieldKind.IGNORE, FieldKind.SERVER)  # of elements and their keys
+# Kinds of values that are the cluster's choice
+_CHOSEN = frozenset(
+    {
+        FieldKind.GENERATION,
+        FieldKind.LEADER_EPOCH,
+        FieldKind.COUNTER,
+        FieldKind.TIME,
+        FieldKind.TEXT,
+    }
+)
+_A_BROKER = "a broker"
 SURPLUS = "surplus"  # bytes after the end of a message
+AGAIN = " again"
 Tree = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A value that the cluster chooses: only whether it is set is compared."""
+
+    value: Any
+
+
+def plain(value: Any) -> Any:
+    """The value that stands in a message, to show it."""
+    return value.value if isinstance(value, Chosen) else value
+
+
+def is_set(value: Any) -> bool:
+    return plain(value) not in (None, "", b"", -1, ABSENT)
 
 
 class Keyed(dict[str, Tree]):
@@ -44,40 +75,61 @@ class Keyed(dict[str, Tree]):
         self[key] = element
 
 
-AGAIN = " again"
+Names = Mapping[FieldKind | None, set[str]]
 
 
-class RequestNames:
+def requested(plan: ReplayPlan) -> Names:
     """Topics, groups and transactional ids that the requests of a plan name; others are foreign."""
-
-    def __init__(self, plan: ReplayPlan) -> None:
-        sent = [step for step in plan.steps if step.skipped is None]
-        topics, groups, ids = (
-            {name for step in sent for name in step.named(word)}
-            for word in ("topic", "group", "txn")
-        )
-        self._named = {
-            FieldKind.TOPIC: topics,
-            FieldKind.TOPIC_ID: topics,
-            FieldKind.GROUP: groups,
-            FieldKind.TRANSACTIONAL_ID: ids,
-        }
-
-    def is_foreign(self, kind: FieldKind | None, name: str) -> bool:
-        if kind in (FieldKind.TOPIC, FieldKind.TOPIC_ID) and name.startswith("__"):
-            return True  # brokers make these when they need them
-        return kind in self._named and name not in self._named[kind]
+    sent = [step for step in plan.steps if step.skipped is None]
+    topics, groups, ids = (
+        {name for step in sent for name in step.named(word)} for word in ("topic", "group", "txn")
+    )
+    return {
+        FieldKind.TOPIC: topics,
+        FieldKind.TOPIC_ID: topics,
+        FieldKind.GROUP: groups,
+        FieldKind.TRANSACTIONAL_ID: ids,
+    }
 
 
 class Normaliser:
-    """Makes trees of one side's messages. keeps_served: with what is the server's own, which only
-    another target's answer is compared with."""
+    """Makes trees of one side's messages, after the run: the `IdMap` knows all that answers tell.
+
+    named: elements with other names are left out. keeps_served: with what is the server's own,
+    which only another target's answer is compared with. topics: their captured names.
+    """
 
     def __init__(
-        self, table: fields.FieldTable, terms: Terms, names: RequestNames, *, keeps_served: bool
+        self,
+        ids: IdMap,
+        table: fields.FieldTable,
+        named: Names,
+        *,
+        is_target: bool,
+        keeps_served: bool,
     ) -> None:
-        self._table, self._terms, self._names = table, terms, names
-        self._keeps_served = keeps_served
+        self._ids, self._table, self._named = ids, table, named
+        self._is_target, self._keeps_served = is_target, keeps_served
+        self.topics: TopicNames = ids.target_topics if is_target else ids.names
+        self._names: dict[tuple[str, str], str] = ids.old_names if is_target else {}
+        self._nodes = frozenset(ids.target.nodes if is_target else ids.captured_nodes)
+        self._producers, self._brokers = Producers(), dict[str, str]()
+        self._opaque = {
+            (name, new if is_target else old): old for (name, old), new in ids.opaque.items()
+        }
+        self._members = dict(ids.groups.earlier)
+        for (group, captured), member in ids.groups.members.items():
+            self._members.setdefault((group, member), captured)
+        if is_target:
+            for captured_producer, producer in ids.producers.targets.items():
+                self._producers.learn(producer, captured_producer)
+            for node in ids.captured_nodes:
+                self._brokers.setdefault(str(ids.node(node)), str(node))
+        else:  # two of the capture that are one at the target are one here
+            self._members = {
+                (group, captured): self._members[group, member]
+                for (group, captured), member in ids.groups.members.items()
+            }
 
     def tree(self, step: Step, message: Message) -> Body:
         """The tree of a response to a step's request."""
@@ -105,9 +157,9 @@ class Normaliser:
                 if self._keeps_served:
                     tree[name] = value
             elif value is None:
-                tree[name] = None if kind not in CHOSEN else Chosen(None)
+                tree[name] = None if kind not in _CHOSEN else Chosen(None)
             elif each.inner is None:
-                tree[name] = self._terms.word(step, kind, name, value, values, around)
+                tree[name] = self._word(step, kind, name, value, values, around)
             elif each.slot.field.is_array:
                 tree[name] = self._array(step, each, each.inner, value, around)
             else:
@@ -126,7 +178,7 @@ class Normaliser:
         """Return whether the conditions of a rule hold in a struct."""
         if rule.needs_race and not step.is_racing:
             return False
-        if rule.needs_brokers and not self._terms.ids.has_several_brokers:
+        if rule.needs_brokers and not self._ids.has_several_brokers:
             return False
         return all(
             name in values and pattern.search(told(values[name])) for name, pattern in rule.where
@@ -143,7 +195,7 @@ class Normaliser:
                 continue
             here = fields.about(inner.named, each, around) if inner.named else around
             key, kind = self._element_key(step, of, inner, each, here)
-            if self._names.is_foreign(kind, key):
+            if self._is_foreign(kind, key):
                 continue
             tree = self._struct(step, inner, each, around)
             if key not in elements or not _merges(elements[key], tree, of.key):
@@ -170,10 +222,99 @@ class Normaliser:
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
             else:
-                value = plain(self._terms.word(step, kind, name, value, values, around))
+                value = plain(self._word(step, kind, name, value, values, around))
             named = named or kind
             parts.append(told(value))
         return " ".join(parts), named
+
+    def _is_foreign(self, kind: FieldKind | None, name: str) -> bool:
+        if kind in (FieldKind.TOPIC, FieldKind.TOPIC_ID) and name.startswith("__"):
+            return True  # brokers make these when they need them
+        return kind in self._named and name not in self._named[kind]
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def _name(self, kind: str, name: str) -> str:
+        return self._names.get((kind, name), name)
+
+    def _word(
+        self,
+        step: Step,
+        kind: FieldKind | None,
+        name: str,
+        value: Any,
+        holder: Body,
+        around: FieldContext,
+    ) -> Any:
+        """The word for a value in a field of a struct, by the kind of the field."""
+        if kind is None or kind is FieldKind.EXACT:
+            return value
+        if kind in _CHOSEN:
+            return Chosen(value)
+        if isinstance(value, list):
+            found = [self._word(step, kind, name, each, holder, around) for each in value]
+            return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
+        if value == 0 and holder.get("error_code"):
+            return value  # Kafka's default, and no id: the struct only says what is wrong
+        match kind:
+            case FieldKind.OFFSET | FieldKind.STORED_OFFSET | FieldKind.PRODUCED_OFFSET:
+                return value if value < 0 else self._position(step, kind, value, around)
+            case FieldKind.TOPIC | FieldKind.GROUP | FieldKind.TRANSACTIONAL_ID:
+                return self._name(kind.value, value)
+            case FieldKind.TOPIC_ID:
+                topic = self.topics.name("", value)
+                return Chosen(value) if topic == str(value) else topic  # its name is unknown
+            case FieldKind.COORDINATOR:
+                group = self._name("group", value)
+                return group if group != value else self._name("transactional-id", value)
+            case FieldKind.MEMBER:
+                return self._members.get((self._name("group", around.group), value), value)
+            case FieldKind.NODE:
+                is_known = value in self._nodes or (not self._nodes and value >= 0)
+                return _A_BROKER if is_known else value
+            case FieldKind.PRODUCER_ID:
+                epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
+                return value if value < 0 else self._producer(value, epoch).producer_id
+            case FieldKind.PRODUCER_EPOCH:
+                number = holder.get(name.removesuffix("_epoch") + "_id", -1)
+                return value if value < 0 or number < 0 else self._producer(number, value).epoch
+            case FieldKind.OPAQUE:
+                return self._opaque.get((name, value), Chosen(value))
+            case FieldKind.REPLICAS if not self._is_target:
+                return limited(value, len(self._ids.target.nodes))
+            case FieldKind.RESOURCE:
+                is_acl = "principal" in holder or "acls" in holder
+                word = resource_word(holder.get("resource_type", 0), is_acl=is_acl)
+                if word.startswith("broker"):
+                    return self._brokers.get(value, value)
+                return self._name(word.replace(" ", "-"), value)
+            case FieldKind.PROTOCOL if self._names:
+                what = "Assignment" if "assignment" in name else "Subscription"
+                return with_topics(value, what, partial(self._name, "topic"))
+        return value
+
+    def _position(self, step: Step, kind: FieldKind, offset: int, around: FieldContext) -> Any:
+        """Where an offset is in the captured log. While another request writes, and next to
+        transaction markers, that is no matter: `logs` compares it with the target's log. One of
+        the capture counts as the target's do: next to markers and log starts the numbers differ."""
+        log = self.topics.name(around.topic, around.topic_id), around.partition
+        is_marked, offsets = log in self._ids.marked, self._ids.offsets
+        if kind is FieldKind.PRODUCED_OFFSET:  # by the batches before it; the first has none
+            shift = self._ids.shifts.get((step.number, log)) if self._is_target else 0
+            return Chosen(offset) if is_marked or shift is None else offset - shift
+        if step.is_racing or (is_marked and kind is FieldKind.OFFSET):
+            return Chosen(offset)
+        there = offset if self._is_target else offsets.to_target(log, offset)
+        return offsets.to_capture(log, there)
+
+    def _producer(self, producer_id: int, epoch: int) -> Producer:
+        producer = Producer(producer_id, epoch)
+        return self._producers.target(producer) or producer
+
+
+def _order(value: Any) -> tuple[int, str]:
+    """Numbers by size, everything else as text."""
+    return (value, "") if isinstance(value, int) else (0, told(value))
 
 
 def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:

@@ -13,9 +13,8 @@ from uuid import UUID
 
 from kdissect.codec.redaction import TEXT, is_secret
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.comparison.normal_form import SURPLUS
-from kdissect.replay.comparison.records import PLACE
-from kdissect.replay.comparison.terms import plain
+from kdissect.replay.comparison.logs import RECORDS
+from kdissect.replay.comparison.normal_form import SURPLUS, plain
 from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
 from kdissect.text import duration, plural
 
@@ -70,7 +69,7 @@ def dropped_text(field: DroppedField) -> str:
 
 def texts_of(one: Difference) -> tuple[str, str]:
     """The captured and the answered value."""
-    show = _record_text if one.place.startswith(PLACE) else value_text
+    show = _record_text if one.place.startswith(RECORDS) else value_text
     if one.place == SURPLUS:  # nobody knows what these bytes are
         show = _byte_count
     return tuple(

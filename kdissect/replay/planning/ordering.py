@@ -43,7 +43,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers
+from kdissect.replay.batches import headers
 from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,

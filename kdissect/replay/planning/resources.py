@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers
+from kdissect.replay.batches import headers
 from kdissect.replay.fields import FieldKind, iter_fields
 from kdissect.replay.model import (
     ADMIN,

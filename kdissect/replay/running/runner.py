@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdissect.errors import Error
+from kdissect.replay.comparison.judge import Answers
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, RunFinding, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
@@ -41,7 +42,6 @@ from kdissect.replay.target.connection import (
 )
 from kdissect.replay.target.settling import Patience, Settled
 from kdissect.replay.target.state import State
-from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import BLOCKING_APIS
@@ -75,7 +75,7 @@ class RunResult:
     attempts: all requests that were sent, also those of the replay's own to members of groups.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
-    ids: None if the run never began. state, findings: in the capture's terms.
+    answers: None if the run never began. state, findings: in the capture's terms.
     """
 
     outcomes: list[Outcome]
@@ -86,7 +86,7 @@ class RunResult:
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
-    ids: IdMap | None = None
+    answers: Answers | None = None
     state: State | None = None
     findings: list[RunFinding] = field(default_factory=list)
 

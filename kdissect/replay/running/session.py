@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.replay.comparison.claims import Claims, compare_states
+from kdissect.replay.comparison.claims import compare_states
 from kdissect.replay.comparison.findings import (
     Explainer,
     Releases,
@@ -22,7 +22,7 @@ from kdissect.replay.comparison.findings import (
     captured_ranges,
     find,
 )
-from kdissect.replay.comparison.judge import Judge, Noise, ReferenceRun, is_evidence, unanswered
+from kdissect.replay.comparison.judge import Answers, Judge, Noise, is_evidence, unanswered
 from kdissect.replay.comparison.latency import (
     captured_latencies,
     compare_latencies,
@@ -140,7 +140,7 @@ class _Session:
         for each in planned:
             run = await self._run(each)
             self.notes += await each.delete_made()
-            if run.is_interrupted or run.ids is None:  # the replay is over
+            if run.is_interrupted or run.answers is None:  # the replay is over
                 if each.is_control and finished is None:
                     return self._results(run)
                 finished = finished or run
@@ -213,10 +213,10 @@ class _Session:
         with _stopped_by_signals(runner):
             self.watch(runner)
             result = await runner.run()
-        result.ids = ids
+        result.answers = Answers(ids, result.outcomes)
         if not result.ended and not result.is_interrupted:
             self.watch(f"{planned.name}: reading back the state of {target}")
-            await _read_back(planned, ids, result)
+            await _read_back(planned, result.answers, result)
         return result
 
     # -- verdicts -------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class _Session:
     def _results(self, run: RunResult) -> Results:
         for each in run.outcomes:
             each.judgement = unanswered(each) or Judgement()
-            if run.ids is None and each.error:  # it never began, whatever the capture has
+            if run.answers is None and each.error:  # it never began, whatever the capture has
                 each.judgement = Judgement(Verdict.ERROR, reason=each.error)
         options, notes = self.options, self.notes
         return Results(self.plan, run, self.target, options.pace, options.fail_on, notes=notes)
@@ -236,8 +236,8 @@ class _Session:
         settings = run.state.settings if run.state is not None else {}
         if not settings and not run.ended:
             settings = await read_settings(self.target)
-        if run.ids is not None:
-            self._judge(run.ids, outcomes)
+        if run.answers is not None:
+            self._judge(run.answers)
         if len(self.controls) > 1:
             self._excuse_noise(outcomes)
         captured = self.against.versions if self.against else captured_ranges(self.plan.workload)
@@ -257,29 +257,27 @@ class _Session:
         results.releases = releases.then, releases.now
         results.kinds, results.follows = find(outcomes, Explainer(releases, settings))
 
-    def _references(self) -> list[ReferenceRun]:
-        return [
-            ReferenceRun(each.outcomes, each.ids) for each in self.controls if each.ids is not None
-        ]
+    def _references(self) -> list[Answers]:
+        return [each.answers for each in self.controls if each.answers is not None]
 
-    def _judge(self, ids: IdMap, outcomes: list[Outcome]) -> None:
+    def _judge(self, run: Answers) -> None:
         """Judge each answer by the capture, or by the answer of the reference that it resembles
         most. Notes name rules of the user that allowed nothing."""
         table = self.options.table
-        references: list[ReferenceRun | None] = [None]
+        references: list[Answers | None] = [None]
         if self.against is not None and self.controls:
             references = [*self._references()]
         used: set[str] = set()
         best: dict[int, Judgement] = {}
         for reference in references:
-            judge = Judge(ids, table, reference)
-            judge.judge(outcomes)
+            judge = Judge(run, table, reference)
+            judge.judge()
             used |= judge.used.keys()
-            for outcome in outcomes:
+            for outcome in run.outcomes:
                 judgement, number = outcome.judgement, outcome.step.number
                 if number not in best or _findings(judgement) < _findings(best[number]):
                     best[number] = judgement
-        for outcome in outcomes:
+        for outcome in run.outcomes:
             outcome.judgement = best[outcome.step.number]
         self.notes += [
             f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
@@ -291,7 +289,7 @@ class _Session:
         """Tolerate what differs between the control runs; notes name these fields."""
         noise, (first, *others) = Noise(), self._references()
         for other in others:
-            Judge(other.ids, self.options.table, first).judge(other.outcomes)
+            Judge(other, self.options.table, first).judge()
             noise.add(other.outcomes)
         for outcome in outcomes:
             excused = partial(noise.excused, outcome.step.api_name)
@@ -351,10 +349,10 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     await target.learn_metadata()
 
 
-async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> None:
+async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult) -> None:
     """Read the end state of a run that wrote something, and compare it with the answers."""
+    ids, claims = answers.ids, answers.claims
     topics = [ids.captured_topic_name(name) for name in planned.effects.names("topic")]
-    claims = Claims(ids, finished.outcomes)
     if not topics and not claims.committed_groups and not claims.transactional_ids:
         return
     finished.state = await read_state(

@@ -16,8 +16,14 @@ from typing import NamedTuple
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.batch_headers import BatchHeader, headers
-from kdissect.replay.comparison.records import Batch, batches_of, content_digest, has_append_time
+from kdissect.replay.batches import (
+    Batch,
+    BatchHeader,
+    batches_of,
+    content_digest,
+    has_append_time,
+    headers,
+)
 from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed

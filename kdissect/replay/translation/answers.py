@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.batch_headers import headers, last_data
+from kdissect.replay.batches import headers, last_data
 from kdissect.replay.model import Log, Resource, Step
 from kdissect.replay.translation.groups import ShareSession, assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer

@@ -22,7 +22,7 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
-from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import (
     DELETE_EXISTING,

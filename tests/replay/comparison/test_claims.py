@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.claims import Claims, compare_states
-from kdissect.replay.comparison.records import content_digest
+from kdissect.replay.batches import content_digest
+from kdissect.replay.comparison.claims import compare_states
+from kdissect.replay.comparison.judge import Answers
 from kdissect.replay.target.state import LogContent, State, StoredBatch
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.comparison import made_run
@@ -67,7 +68,7 @@ class Run(made_run.Run):
 
     def found(self, state: State, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
-        found = Claims(self.ids(), self.outcomes).check(state, set(held))
+        found = Answers(self.ids(), self.outcomes).claims.check(state, set(held))
         return [f"{each.subject}: {each.expected} -> {each.found}" for each in found]
 
 
@@ -275,7 +276,7 @@ def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
             {"transactional_ids": ["ledger"]},
             {"transaction_states": [described]},
         )
-    claims = Claims(run.ids(), run.outcomes)
+    claims = Answers(run.ids(), run.outcomes).claims
     [(number, one)] = claims.contradictions
     assert number == run.outcomes[-1].step.number
     assert one.answered == "Ongoing"

@@ -3,8 +3,9 @@
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.records import LogRecords, RecordCount, batches_of
+from kdissect.replay.comparison.judge import Answers
 from kdissect.replay.model import Difference
+from tests.replay.comparison.made_run import Run
 
 LOG = ("t", 0)
 
@@ -20,13 +21,13 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
 
 def found(*answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"") -> list[Difference]:
     """The differences of (captured, answered) records of log t-0. shift: of its offsets."""
-    records = LogRecords(LOG, silent=[silent])
-    for each in [one for _, answered in answers for one in batches_of(answered)]:
-        records.add(each)
-    for step, (captured, _) in enumerate(answers):
-        records.compare(step, captured, lambda _, offset: offset + shift)
-    records.allow_reordered()
-    return [one for _, one in records.found]
+    run = Run()
+    for _, answered in answers:
+        run.fetch(1, 0, answered, 0)
+    logs = Answers(run.ids(), run.outcomes).logs
+    logs[LOG].silent.append(silent)
+    expected = {LOG: [(step, captured) for step, (captured, _) in enumerate(answers)]}
+    return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift)]
 
 
 def test_records_are_compared_by_offset_across_batches() -> None:
@@ -52,7 +53,7 @@ def test_records_that_come_with_another_answer_are_no_difference() -> None:
     whole = batch(0, [b"a", b"b"])
     assert found((whole, b""), (b"", whole)) == []
     [lost] = found((whole, b""))
-    assert (lost.captured, lost.note) == (RecordCount(2, 0), "no answer brings them")
+    assert (lost.captured, lost.note) == ("2 records from offset 0", "no answer brings them")
     [changed] = found((whole, b""), (b"", batch(0, [b"a", b"X"])))
     assert (changed.path, changed.answered) == (
         "responses[t].partitions[0].records[offset 1].value",

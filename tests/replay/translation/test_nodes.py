@@ -6,7 +6,7 @@ from uuid import UUID
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers
+from kdissect.replay.batches import headers
 from kdissect.replay.translation import nodes
 from kdissect.replay.translation.nodes import coordinators_of_plan, merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator

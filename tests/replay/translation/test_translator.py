@@ -10,7 +10,7 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_batches import decode_record_set
 from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.findings import group
 from kdissect.replay.model import (
     PlanOptions,

@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, headers, last_data
+from kdissect.replay.batches import BATCH_HEADER_SIZE, headers, last_data
 
 OFFSETS = st.integers(0, 1 << 40)
 CONTROL = 32
