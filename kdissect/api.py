@@ -359,7 +359,7 @@ class Tables(Mapping[str, Table]):
         return build(self, out, options, name=name, csv=csv)
 
     def diff(self, after: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
-        """Compare this set with one from later; returns the document of ``diff --json``.
+        """Compare this set with a later one; returns the document of ``diff --json``.
 
         Args:
             after: the later set.

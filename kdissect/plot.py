@@ -135,7 +135,7 @@ class Plots:
     def group(self, group_id: str | None = None) -> alt.Chart:
         """Draw the events of a group, a row per member: joins, syncs, errors, leaves.
 
-        group_id: the one with most events where none is given. Raises KeyError for one that the
+        group_id: by default the one with most events. Raises KeyError for one that the
         captures do not show.
         """
         counts = {
@@ -167,7 +167,7 @@ class Plots:
     def sequence(self, connection_id: int | None = None, start: int = 0) -> alt.Chart:
         """The exchanges of a connection as a sequence diagram: client left, broker right.
 
-        connection_id: the one with most exchanges where none is given. It shows 60 exchanges from
+        connection_id: by default the one with most exchanges. It shows 60 exchanges from
         number `start` on. Raises KeyError for a connection without exchanges.
         """
         chosen = "" if connection_id is None else f"WHERE connection_id = {int(connection_id)}"

@@ -7,8 +7,7 @@ them; the other tasks of that host wait for the copy and use it. Copies lie in t
 if the host has that folder (it is the driver's host, or `--spool` is shared). Otherwise they lie in
 a folder that Spark gives its executors, and removes with them.
 
-Measured on one host against reading objects in place, by ranges: half the time, a third of the
-bytes read, and only the index goes through the shuffle.
+Reading objects in place, by ranges, took twice the time and three times the bytes on one host.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def replay_command(
 ) -> None:
     """Re-send a captured workload to a live broker and compare every answer with the captured one.
 
-    Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
+    Reads only, unless --allow names more. Exit code 1 if a verdict of --fail-on was found.
     """
     from kdissect.replay.model import PlanOptions
     from kdissect.replay.output.console import progress

@@ -3,8 +3,7 @@
 Batches are scanned, their CRCs are checked, and they are decompressed until a chunk of a few
 megabytes is full. Then their records are parsed and copied while they are still in the cache. The
 bytes are not trusted: a fault costs only the records that it makes unreadable and becomes a row of
-`faults`.
-Only a batch with an impossible length ends its set, because the next one cannot be found.
+`faults`. Only a batch with an impossible length ends its set, because the next one cannot be found.
 
 The format: a record set is a sequence of entries. Each begins with an offset (8 bytes) and a length
 (4 bytes) and has its magic at byte 16. The last entry may be cut off, because a broker sends only

@@ -14,8 +14,8 @@ The first rule that holds decides:
    ApiVersions or SaslHandshake response that most connections begin with, or a chain that a search
    finds. Rules 4 and 5 first assume the likely client, then the other side.
 6. A port that the user named: Kafka.
-7. TLS or HTTP in the middle, at the start of a segment. Otherwise the protocol is other. So is a
-   connection of one response, if its requests were not captured.
+7. TLS or HTTP in the middle, at the start of a segment. Otherwise the protocol is other: also if
+   only one response was captured, unless rule 5 knows it.
 
 If the capture lacks the TCP handshake, the client is the side that sends the requests.
 """

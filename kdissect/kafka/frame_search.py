@@ -14,11 +14,10 @@ length, leader epoch), arrays of small integers and legacy message sets resemble
 correlation id scores if its request was sent before this packet, has no response yet, and is the
 next one or near it. Ids of uncaptured requests score if they rise by small steps (STEP_MAX) from
 the last response, or lie as near to the first pending request. The byte after the id helps: it is
-the high byte of a throttle time,
-error code or array length, or a tag count. So it is 0 (or 255 for error -1), where a record batch
-has its magic. Two responses identify themselves: the list of versions and the list of SASL
-mechanisms that connections begin with. Java clients number SASL requests separately (RESERVED), and
-may send a request after others with higher ids (FALL_MAX).
+the high byte of a throttle time, error code or array length, or a tag count. So it is 0 (or 255 for
+error -1), where a record batch has its magic. Two responses identify themselves: the list of
+versions and the list of SASL mechanisms that connections begin with. Java clients number SASL
+requests separately (RESERVED), and may send a request after others with higher ids (FALL_MAX).
 
 The kernels take the walk that searches (`walk.WALK`) and read a header into a row of `HEADER`.
 Those for responses take the requests of all connections (pending: FRAME).

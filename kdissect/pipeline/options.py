@@ -37,7 +37,7 @@ class Limits:
     record_headers: headers of one record.
     array_elements: elements of all arrays of a message together.
     nesting: depth of nested values in pushed metrics.
-    connections: connections followed at once.
+    connections: pairs of endpoints that are assembled together.
     fragments: IP fragments joined, over all captures.
     anomaly_data: bytes of a fault that `anomalies.data` shows.
     """

@@ -34,10 +34,10 @@ class Exchange:
     """A captured request with its response, or a request alone.
 
     connection: place of its connection in the workload. index: its own place there.
-    request, response: frames; None where it was not captured whole, or cannot be rebuilt, and then
-        `request_missing` / `response_missing` says why in one clause ("" where none was due).
+    request, response: frames; None if it was not captured whole, or cannot be rebuilt, and then
+        `request_missing` / `response_missing` says why in one clause ("" if none was due).
     expects_response: False for Produce with acks 0.
-    internal_reason: why this is traffic among brokers and controllers, "" where it is a client's.
+    internal_reason: why this is traffic among brokers and controllers, "" if it is a client's.
     request_packet, response_packet: Wireshark's frame numbers, -1 unknown. capture: the file's
         path.
     """
@@ -302,7 +302,7 @@ class Difference:
     place: ``responses[].partitions[].error_code``. keys: what stands in the brackets, the names of
     elements: ``("orders", "3")``. captured, answered: values of messages, `ABSENT` for an element
     that one side lacks. is_secret: the values are secrets, which `output.text` hides.
-    rule: the name of the rule that tolerates it, "" where none does. note: what it means, or "".
+    rule: the name of the rule that tolerates it, "" if none does. note: what it means, or "".
     """
 
     place: str

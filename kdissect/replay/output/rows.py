@@ -252,7 +252,7 @@ def _api_rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
 
 
 def _span(times_ns: Iterable[int]) -> Row:
-    """Percentiles in microseconds; None where there are no times."""
+    """Percentiles in microseconds; None if there are no times."""
     found = np.array([*times_ns], np.int64) / 1000
     us = np.quantile(found, [*_PARTS.values()], method="higher").tolist() if len(found) else ()
     return {"count": len(found), **dict(zip_longest(_PARTS, us))}
@@ -339,7 +339,7 @@ class Baseline:
 
 
 def read_baseline(path: str) -> Baseline:
-    """The run that --json wrote. Raises CaptureError where it is no such file."""
+    """The run that --json wrote. Raises CaptureError if it is no such file."""
     try:
         with open(path, encoding="utf-8") as file:
             kept = [json.loads(line) for line in file]

@@ -288,7 +288,7 @@ def schedule(plan: ReplayPlan, pace: Pace) -> list[int]:
 
 
 def duration_ns(plan: ReplayPlan, pace: Pace) -> int | None:
-    """From the first to the last request of the replay; None where nothing is timed."""
+    """From the first to the last request of the replay; None if nothing is timed."""
     if pace.is_max:
         return None
     return max(schedule(plan, pace), default=0)

@@ -91,12 +91,12 @@ async def replay(
     watch: Watch | None = None,
     say: Say | None = None,
 ) -> Results:
-    """Replay a plan to `target`, and before that to `against` where one is given.
+    """Replay a plan to `target`, and before that to `against` if that is given.
 
     watch: called with each runner when it begins, and with a text before other parts. say: called
     before the first request with each thing that the target lacks.
 
-    Raises OptionError where a target may not be used.
+    Raises OptionError if a target may not be used.
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """

@@ -44,7 +44,7 @@ class TlsOptions:
 
 @cache
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
-    """Made once, for all connections. Raises OptionError where a file cannot be used."""
+    """Made once, for all connections. Raises OptionError if a file cannot be used."""
     context = ssl.create_default_context()
     if not options.verify:
         context.check_hostname = False

@@ -95,7 +95,7 @@ class Target:
         return given if node_id is None else several.get(node_id, given)
 
     def version(self, api_key: int, last: int = _ANY_VERSION) -> int | None:
-        """The newest api_version up to `last` that both sides know; None where there is none."""
+        """The newest api_version up to `last` that both sides know; None if there is none."""
         ours = catalog.api(api_key).request.versions
         first, newest = self.versions.get(api_key, (0, -1))
         version = min(newest, ours[1], last)

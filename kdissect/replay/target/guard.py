@@ -107,7 +107,7 @@ def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> N
 
 
 def _resolve(host: str) -> set[str]:
-    """Addresses of a name; none where it has none (connecting will say so)."""
+    """Addresses of a name; empty if it has none (connecting will say so)."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

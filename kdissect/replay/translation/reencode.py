@@ -27,7 +27,7 @@ def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list
     """The request, with the target's ids already, in another version of its API, and what that
     version has no field for.
 
-    Raises Untranslatable where that version cannot say the same.
+    Raises Untranslatable if that version cannot say the same.
     """
     definition = catalog.api(request.api_key).request
     old, new = (layout(definition, each) for each in (request.api_version, version))

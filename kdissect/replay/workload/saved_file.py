@@ -60,7 +60,7 @@ def is_saved(path: str) -> bool:
 def save(workload: Workload, path: str) -> dict[str, int]:
     """Write a workload; gives counts: connections, exchanges, left_out, redacted.
 
-    Raises OSError where the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     lines: list[str] = []
     counts = {"connections": 0, "exchanges": 0, "left_out": 0, "redacted": 0}
@@ -128,7 +128,7 @@ def _row(value: Connection | Exchange) -> dict[str, object]:
 def read_connections(path: str) -> tuple[list[Connection], list[str]]:
     """The connections of a saved file, and its notes.
 
-    Raises CaptureError where it is damaged.
+    Raises CaptureError if it is damaged.
     """
     number = 1
     try:
@@ -166,7 +166,7 @@ def _read_text(path: str) -> bytes:
 
 
 def _values(kind: type[Connection | Exchange], row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a line. Raises ValueError where one has another type."""
+    """The fields of a line. Raises ValueError if one has another type."""
     values = {}
     for name, found in row.items():
         hint = _HINTS[kind][name]
