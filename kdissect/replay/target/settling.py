@@ -26,7 +26,7 @@ from kdissect.replay.translation.nodes import coordinators_of
 from kdissect.replay.workload.messages import EARLIEST, partitions, request_body
 
 SETTLE_S = 10.0
-WAIT_S, SHORT_WAIT_S = 8.0, 0.5
+WAIT_S, SHORT_WAIT_S = 6.0, 0.5
 # Resources that brokers know from the metadata log. Some parts of a broker have metadata of their
 # own, beside the image that all others use.
 _METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
