@@ -24,7 +24,6 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kdissect.errors import Error
 from kdissect.replay.comparison.judge import Answers
@@ -33,11 +32,12 @@ from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import (
-    Answer,
     ConnectFailed,
     Connections,
     Link,
+    LinkRecord,
     Links,
+    Posted,
     allow_many_files,
 )
 from kdissect.replay.target.settling import Patience, Settled
@@ -55,16 +55,6 @@ _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no c
 STALLED = "the target stopped answering"
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 GRACE_S = 1.0
-
-
-@dataclass(slots=True)
-class LinkRecord:
-    """Addresses and times of a connection to the target. Times in ns since the run's start."""
-
-    ours: tuple[str, int]
-    theirs: tuple[str, int]
-    opened_ns: int
-    closed_ns: int = -1
 
 
 @dataclass
@@ -146,13 +136,12 @@ class Runner:
         self.sent_count = self.answered_count = 0
         self.left = len(plan.steps)
         self.result = RunResult(_outcomes(plan))
-        loop = asyncio.get_running_loop()
-        # by step: done when it was sent, and when it is complete
-        self._sent: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
-        self._done: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
+        # by step: set when it was sent, and when it is complete
+        self._sent = [asyncio.Event() for _ in plan.steps]
+        self._done = [asyncio.Event() for _ in plan.steps]
         self._due = schedule(plan, pace)
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
-        self._connections = Connections(target.address, target.access)
+        self._connections = Connections(target.address, target.access, self._now)
         self._patience = Patience()
         self._settled = Settled(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
@@ -185,17 +174,14 @@ class Runner:
         try:
             # times count from the first due step; what has to be open by then is opened before
             lead_ns = 0 if self.pace.is_max else CONNECT_AHEAD_NS
-            self._began_ns = began = time.monotonic_ns() + lead_ns
+            self._began_ns = time.monotonic_ns() + lead_ns
             self.result.start_time_ns = time.time_ns() + lead_ns
             await self._play_all()
             self.result.elapsed_ns = max(self._now(), 0)
             await self._end()
         finally:
             gc.unfreeze()
-        self.result.links = [
-            LinkRecord(*link.addresses(), link.opened_ns - began, link.lost_ns - began)
-            for link in self._connections.opened
-        ]
+        self.result.links = [link.record for link in self._connections.opened]
         self.result.reconnects = self._connections.reconnects
         return self.result
 
@@ -243,7 +229,7 @@ class Runner:
         for task in list(self._open):
             task.cancel()
         for outcome in self.result.outcomes:
-            if self._done[outcome.step.number].done():
+            if self._done[outcome.step.number].is_set():
                 continue
             if outcome.sent is not None:
                 outcome.error = unanswered
@@ -273,11 +259,11 @@ class Runner:
 
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
         """Send a request when all that it waits for is there; `_finish` waits for the answer."""
-        step, posted = outcome.step, list[_Posted]()
+        step, posted = outcome.step, list[Posted]()
         for other in step.depends_on:
-            await self._done[other]
+            await self._done[other].wait()
         for other in step.follows:
-            await self._sent[other]
+            await self._sent[other].wait()
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
@@ -297,7 +283,7 @@ class Runner:
                 self._stop(f"the target is gone ({error})")
         if outcome.sent is not None:
             self.sent_count += 1
-            _set(self._sent[step.number])
+            self._sent[step.number].set()
             self._members.sent(outcome)
             if not self.pace.is_max:
                 outcome.lag_ns = max(outcome.sent_ns - due_ns, 0)
@@ -316,7 +302,7 @@ class Runner:
         for number in lane.numbers:
             exchange = self.plan.steps[number].exchange
             if exchange.response_time_ns >= 0 or not exchange.expects_response:
-                await self._done[number]
+                await self._done[number].wait()
         if lane.last is not None and not lane.last.done():
             await asyncio.wait([lane.last], timeout=GRACE_S)
         for link in lane.links.values():
@@ -324,7 +310,7 @@ class Runner:
 
     # -- a request and its answer ---------------------------------------------------------------
 
-    async def _send_parts(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
+    async def _send_parts(self, lane: Lane, outcome: Outcome) -> list[Posted]:
         """Send what the translation makes of a request by now: to each node its part. Nothing was
         sent if the outcome is skipped then."""
         step = outcome.step
@@ -345,7 +331,7 @@ class Runner:
             if not step.expects_response:
                 # brokers take the requests of a connection in order: with the answer to this one
                 # the step is done
-                self.result.attempts.append(Attempt(link.number, link.send(part), self._now()))
+                self.result.attempts.append(link.send(part))
                 part = _FENCE
             posted.append(self._post(link, part, limit_s))
         outcome.sent, outcome.sent_ns = frame, posted[0].attempt.sent_ns
@@ -354,17 +340,15 @@ class Runner:
         outcome.dropped = self.translator.dropped.get(step.number, ())
         return posted
 
-    def _post(self, link: Link, frame: bytes, limit_s: float) -> _Posted:
-        sent, answer = link.post(frame, limit_s)
-        attempt = Attempt(link.number, sent, self._now())
-        self.result.attempts.append(attempt)
-        return _Posted(attempt, answer)
+    def _post(self, link: Link, frame: bytes, limit_s: float) -> Posted:
+        posted = link.post(frame, limit_s)
+        self.result.attempts.append(posted.attempt)
+        return posted
 
-    async def _answers_to(self, posted: Sequence[_Posted]) -> list[Attempt]:
+    async def _answers_to(self, posted: Sequence[Posted]) -> list[Attempt]:
         """Wait for the answers of all parts. Raises ConnectFailed."""
-        for attempt, answer in posted:
-            found = await answer
-            attempt.answer, attempt.answered_ns = found.frame, found.at_ns - self._began_ns
+        for each in posted:
+            await each.answered
         return [each.attempt for each in posted]
 
     async def _ask(self, links: Links, node_id: int | None, frame: bytes) -> Attempt:
@@ -376,7 +360,7 @@ class Runner:
         self,
         lane: Lane,
         outcome: Outcome,
-        posted: Sequence[_Posted],
+        posted: Sequence[Posted],
         before: asyncio.Task[None] | None,
     ) -> None:
         """From a request that was sent to its complete step. before: the lane's last exchange."""
@@ -399,7 +383,7 @@ class Runner:
             await asyncio.wait([before])
         self._complete(outcome)
 
-    async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> None:
+    async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[Posted]) -> None:
         """Wait for the answer, send the request again while it says that the target is not ready,
         and learn from the final one. Raises ConnectFailed."""
         step = outcome.step
@@ -421,7 +405,7 @@ class Runner:
         except Error as error:
             outcome.error = f"the answer cannot be understood: {error}"
 
-    async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> bytes:
+    async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[Posted]) -> bytes:
         """The answers of all parts as one. Raises ConnectFailed."""
         attempts = await self._answers_to(posted)
         self._timeouts = lane.timeouts = 0
@@ -437,7 +421,7 @@ class Runner:
         outcome.answered_ns = -1
         self.translator.not_final(outcome.step, answer)
 
-    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
+    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[Posted]:
         """After a pause, with what the replay has learnt of leaders and members by then."""
         step = outcome.step
         await asyncio.sleep(PAUSES_S[min(len(outcome.earlier), len(PAUSES_S)) - 1])
@@ -457,17 +441,5 @@ class Runner:
         self.left -= 1
         if not self.left:
             self._over.set()
-        _set(self._sent[outcome.step.number])
-        _set(self._done[outcome.step.number])
-
-
-def _set(event: asyncio.Future[None]) -> None:
-    if not event.done():  # waiting for it may have been cancelled
-        event.set_result(None)
-
-
-class _Posted(NamedTuple):
-    """A request on its way, and its answer to come."""
-
-    attempt: Attempt
-    answer: asyncio.Future[Answer]
+        self._sent[outcome.step.number].set()
+        self._done[outcome.step.number].set()

@@ -1,8 +1,7 @@
 """Connections to the target: frames out, frames in, TLS and SASL underneath, time limits.
 
-A `Link` is an asyncio protocol, not a stream: a frame costs one callback. `connect` opens one, logs
-in, and hands it over. `Connections` has those of a run. Everything that can go wrong is a
-`ConnectFailed` with one readable clause.
+`connect` opens a `Link`, logs in, and hands it over. `Connections` has those of a run. Everything
+that can go wrong is a `ConnectFailed` with one readable clause.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ANONYMOUS_PRINCIPAL
+from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Attempt
 from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions, tls_context
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
-WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts as slow
+READ_BUFFER = WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it is slow
 CLIENT_ID = "kdissect"
 _SIZE = struct.Struct(">i")
 _REAUTHENTICATE_AT = 0.8  # of a session's lifetime; Java clients use 0.85 to 0.95
@@ -60,163 +60,146 @@ class Access:
         return "" if self.tls is not None and self.tls.cert is not None else ANONYMOUS_PRINCIPAL
 
 
-class Answer(NamedTuple):
-    """A response's frame, and when its last byte came (`time.monotonic_ns`)."""
+@dataclass(slots=True)
+class LinkRecord:
+    """Addresses and times of a connection to the target. Times in ns since the run's start."""
 
-    frame: bytes
-    at_ns: int
+    ours: tuple[str, int]
+    theirs: tuple[str, int]
+    opened_ns: int
+    closed_ns: int = -1
 
 
-class Link(asyncio.Protocol):
+class Posted(NamedTuple):
+    """A request on its way. answered: done when the attempt has its answer."""
+
+    attempt: Attempt
+    answered: asyncio.Future[None]
+
+
+class Link:
     """Frames over one connection: requests go out at once, their answers come in the same order.
 
-    number: among the connections of a run. pending: correlation id and answer to come of each
-    request that is not answered, in order. lost: why the connection has ended, or None. opened_ns,
-    lost_ns: when, by `time.monotonic_ns`; -1 not yet.
+    ends: ours and the target's, as sockets name them. now: the clock of all its times.
+    number: among the connections of a run. pending: the requests that are not answered, in order.
+    lost: why the connection has ended, or None.
     """
 
-    def __init__(self) -> None:
-        self.number = -1
-        self.transport: asyncio.Transport | None = None
-        self.pending: deque[tuple[int, asyncio.Future[Answer]]] = deque()
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ends: Sequence[tuple[str, int]],
+        now: Callable[[], int],
+    ) -> None:
+        ours, theirs = ((str(end[0]), int(end[1])) for end in ends)
+        self.number, self.record = -1, LinkRecord(ours, theirs, now())
+        self.pending: deque[Posted] = deque()
         self.lost: str | None = None
-        self.opened_ns, self.lost_ns = time.monotonic_ns(), -1
+        self._reader, self._writer, self._now = reader, writer, now
         self._login_due_ns = 0  # 0: never
         self._correlation_id = 0
-        self._ends: tuple[tuple[str, int], ...] = ()
-        self._buffer = bytearray()
-        self._is_writable = asyncio.Event()
-        self._is_writable.set()
+        self._reading = asyncio.create_task(self._read())
+        writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
 
-    # -- asyncio's callbacks ----------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
-        self.transport = transport
-        ends = [transport.get_extra_info(name) for name in ("sockname", "peername")]
-        if None in ends:  # the peer has reset the connection, the socket is no longer connected
-            self.lost = os.strerror(errno.ECONNRESET).lower()
-        else:
-            self._ends = tuple((str(end[0]), int(end[1])) for end in ends)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lose("closed by the target" if exc is None else reason_of(exc))
-
-    def pause_writing(self) -> None:
-        self._is_writable.clear()
-
-    def resume_writing(self) -> None:
-        self._is_writable.set()
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        pos, end = 0, len(buffer)
-        while end - pos >= 4 and self.lost is None:
-            size = _SIZE.unpack_from(buffer, pos)[0]
-            if size < 4 or size > ANSWER_SIZE_MAX:
-                self.fail(f"the target's bytes are no Kafka answer (size {size})")
-                return
-            if end - pos - 4 < size:
-                break
-            frame = bytes(memoryview(buffer)[pos + 4 : pos + 4 + size])
-            pos += 4 + size
-            self._arrived(frame)
-        if pos:
-            del buffer[:pos]
+    async def _read(self) -> None:
+        """Take answers until the connection ends."""
+        try:
+            while self.lost is None:
+                size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
+                if size < 4 or size > ANSWER_SIZE_MAX:
+                    self.fail(f"the target's bytes are no Kafka answer (size {size})")
+                else:
+                    self._arrived(await self._reader.readexactly(size))
+        except asyncio.IncompleteReadError:
+            self.fail("closed by the target")
+        except OSError as error:
+            self.fail(reason_of(error))
 
     def _arrived(self, frame: bytes) -> None:
         """Kafka answers in order on a connection: a frame belongs to the first pending request."""
         if not self.pending:
             self.fail("an answer came that nothing had asked for")
             return
-        found, (wanted, answer) = int.from_bytes(frame[:4], "big"), self.pending[0]
+        attempt, answered = self.pending[0]
+        found, wanted = (int.from_bytes(each, "big") for each in (frame[:4], attempt.sent[4:8]))
         if found != wanted:
             self.fail(f"an answer has correlation id {found} where {wanted} was due")
             return
         self.pending.popleft()
-        if not answer.done():
-            answer.set_result(Answer(frame, time.monotonic_ns()))
+        attempt.answer, attempt.answered_ns = frame, self._now()
+        if not answered.done():
+            answered.set_result(None)
 
-    # -- what others call -------------------------------------------------------------------
-
-    def send(self, frame: bytes) -> bytes:
-        """Append a request to the send buffer; return it with its correlation id.
+    def send(self, frame: bytes) -> Attempt:
+        """Append a request to the send buffer, with its correlation id.
 
         Callers await `writable` before.
         """
-        assert self.transport is not None
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = frame[:4] + self._correlation_id.to_bytes(4, "big") + frame[8:]
-        self.transport.write(_SIZE.pack(len(frame)) + frame)
-        return frame
+        self._writer.write(_SIZE.pack(len(frame)) + frame)
+        return Attempt(self.number, frame, self._now())
 
-    def post(self, frame: bytes, limit_s: float = math.inf) -> tuple[bytes, asyncio.Future[Answer]]:
-        """Send a request; return it as it went out, and its answer to come.
+    def post(self, frame: bytes, limit_s: float = math.inf) -> Posted:
+        """Send a request that is to be answered.
 
-        The future fails with ConnectFailed if the connection ends before, or if `limit_s` pass,
+        `answered` fails with ConnectFailed if the connection ends before, or if `limit_s` pass,
         which ends the connection.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answered: asyncio.Future[None] = loop.create_future()
         if self.lost is not None:
-            answer.set_exception(ConnectFailed("unreachable", self.lost))
-            return frame, answer
-        sent = self.send(frame)
-        self.pending.append((self._correlation_id, answer))
+            answered.set_exception(ConnectFailed("unreachable", self.lost))
+            return Posted(Attempt(self.number, frame, self._now()), answered)
+        posted = Posted(self.send(frame), answered)
+        self.pending.append(posted)
         if limit_s < math.inf:
-            loop.call_later(limit_s, self._overdue, answer, limit_s)
-        return sent, answer
+            loop.call_later(limit_s, self._overdue, posted, limit_s)
+        return posted
 
     async def writable(self) -> None:
         """Wait until the send buffer has room."""
-        await self._is_writable.wait()
+        with suppress(OSError):  # of a connection that ends, which the next request shows
+            await self._writer.drain()
 
-    def _overdue(self, answer: asyncio.Future[Answer], limit_s: float) -> None:
+    def _overdue(self, posted: Posted, limit_s: float) -> None:
         """End the connection if the time for an answer is over. The answers to earlier requests are
         due before it."""
-        if answer.done():
+        if posted.answered.done():
             return
-        if self.pending[0][1] is not answer:
-            asyncio.get_running_loop().call_later(limit_s, self._overdue, answer, limit_s)
+        if self.pending[0] is not posted:
+            asyncio.get_running_loop().call_later(limit_s, self._overdue, posted, limit_s)
             return
-        answer.set_exception(ConnectFailed("timeout", f"no answer within {limit_s:g} s"))
+        posted.answered.set_exception(ConnectFailed("timeout", f"no answer within {limit_s:g} s"))
         self.fail("the connection was given up: an earlier answer did not come")
 
     def close(self, reason: str = "closed") -> None:
         """End the connection once the send buffer is written."""
-        if self.transport is not None:
-            self.transport.close()
+        self._writer.close()
         self._lose(reason)
 
     def fail(self, reason: str) -> None:
         """End the connection at once."""
-        if self.transport is not None:
-            self.transport.abort()
+        self._writer.transport.abort()
         self._lose(reason)
-
-    def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Ours and the target's, as (host, port)."""
-        return self._ends[0], self._ends[1]
 
     def _lose(self, reason: str) -> None:
         if self.lost is not None:
             return
-        self.lost, self.lost_ns = reason, time.monotonic_ns()
-        self._buffer.clear()
-        self._is_writable.set()
+        self.lost, self.record.closed_ns = reason, self._now()
         while self.pending:
-            _, answer = self.pending.popleft()
-            if not answer.done():
-                answer.set_exception(ConnectFailed("unreachable", reason))
+            answered = self.pending.popleft().answered
+            if not answered.done():
+                answered.set_exception(ConnectFailed("unreachable", reason))
 
     async def ask(self, message: Message) -> Message:
         """Send one message of our own and wait for its answer. Raises ConnectFailed."""
-        answer = await self.post(encode_message(message))[1]
+        attempt, answered = self.post(encode_message(message))
+        await answered
         try:
             key, version = message.api_key, message.api_version
-            return decode_message(answer.frame, side="response", api_key=key, api_version=version)
+            return decode_message(attempt.answer, side="response", api_key=key, api_version=version)
         except DecodeError as error:
             raise ConnectFailed("unreachable", f"the answer is no Kafka: {error}") from None
 
@@ -263,37 +246,41 @@ def request(api_key: int, api_version: int, body: Mapping[str, object]) -> Messa
     return Message(api_key, api_version, "request", header, dict(body))
 
 
-async def connect(host: str, port: int, access: Access) -> Link:
+async def connect(
+    host: str, port: int, access: Access, now: Callable[[], int] = time.monotonic_ns
+) -> Link:
     """A connection that is ready for requests. Raises ConnectFailed."""
-    loop = asyncio.get_running_loop()
     context = tls_context(access.tls) if access.tls else None
     name = host if access.tls else None
     link: Link | None = None
     try:
         async with asyncio.timeout(access.connect_timeout):
-            _, link = await loop.create_connection(
-                Link, host, port, ssl=context, server_hostname=name
+            reader, writer = await asyncio.open_connection(
+                host, port, limit=READ_BUFFER, ssl=context, server_hostname=name
             )
+            ends = [writer.get_extra_info(end) for end in ("sockname", "peername")]
+            if None in ends:  # the peer has reset the connection: it is none any more
+                raise ConnectFailed("unreachable", os.strerror(errno.ECONNRESET).lower())
+            link = Link(reader, writer, ends, now)
             if access.sasl is not None:
                 await link.log_in(access.sasl)
             if link.lost is not None:
                 raise ConnectFailed("unreachable", link.lost)
             return link
+    except ConnectFailed as error:
+        failed = error
     except TimeoutError:
-        kind, reason = "timeout", f"no answer within {access.connect_timeout:g} s"
+        failed = ConnectFailed("timeout", f"no answer within {access.connect_timeout:g} s")
     except ssl.SSLError as error:
-        kind, reason = "tls", f"TLS: {reason_of(error)}"
-    except ConnectFailed:
-        if link is not None:
-            link.close()
-        raise
+        failed = ConnectFailed("tls", f"TLS: {reason_of(error)}")
     except OSError as error:
-        kind, reason = "unreachable", reason_of(error)
+        failed = ConnectFailed("unreachable", reason_of(error))
         if context is not None and isinstance(error, ConnectionResetError):
-            kind, reason = "tls", "the connection ended during the TLS handshake; is TLS spoken?"
+            reason = "the connection ended during the TLS handshake; is TLS spoken?"
+            failed = ConnectFailed("tls", reason)
     if link is not None:
         link.close()
-    raise ConnectFailed(kind, reason)
+    raise failed
 
 
 Links = dict[int | None, Link]
@@ -303,12 +290,18 @@ Links = dict[int | None, Link]
 class Connections:
     """The connections of a run to its target.
 
-    address: of a node. opened: all of them, in order of their numbers. live: those that are open.
+    address: of a node. now: the run's clock. opened: all of them, in order of their numbers. live:
+    those that are open.
     reconnects: connections that were opened again.
     """
 
-    def __init__(self, address: Callable[[int | None], tuple[str, int]], access: Access) -> None:
-        self._address, self._access = address, access
+    def __init__(
+        self,
+        address: Callable[[int | None], tuple[str, int]],
+        access: Access,
+        now: Callable[[], int],
+    ) -> None:
+        self._address, self._access, self._now = address, access, now
         self._slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self.opened: list[Link] = []
         self.reconnects = 0
@@ -340,7 +333,7 @@ class Connections:
         while True:
             try:
                 async with self._slots:
-                    return await connect(host, port, self._access)
+                    return await connect(host, port, self._access, self._now)
             except ConnectFailed as error:
                 if error.kind in ("tls", "login") or not pauses:
                     reason = f"no connection to {host}:{port}: {error}"

@@ -40,8 +40,9 @@ from kdissect.replay.output.rows import (
 )
 from kdissect.replay.output.text import dropped_notes, texts_of
 from kdissect.replay.planning.plan import Pace
-from kdissect.replay.running.runner import LinkRecord, RunResult
+from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import LinkRecord
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"

@@ -5,7 +5,8 @@ from pathlib import Path
 import kdissect
 from kdissect.replay.model import Attempt
 from kdissect.replay.output.files import write_capture
-from kdissect.replay.running.runner import LinkRecord, RunResult
+from kdissect.replay.running.runner import RunResult
+from kdissect.replay.target.connection import LinkRecord
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
 
