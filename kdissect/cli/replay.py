@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +53,7 @@ def replay_command(
     from kdissect.replay.model import PlanOptions
     from kdissect.replay.output.console import progress
     from kdissect.replay.planning.plan import make_plan
-    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
+    from kdissect.replay.target.guard import parse_allow
     from kdissect.replay.workload.source import load_workload
 
     # all refusals come before anything is read or sent
@@ -61,7 +64,7 @@ def replay_command(
     compared.check()
     selection = selected.selection()
     allowed = parse_allow(guard.allow or ())
-    options = _session_options(guard, speed, compared, same_cluster=SAME_CLUSTER in allowed)
+    options = _session_options(guard, speed, compared)
     access = login.access(options.answer_timeout_s)
     target = _target("--to", to, access)
     reference = _target("--against", compared.against, access)
@@ -80,7 +83,7 @@ def replay_command(
         plan = make_plan(
             workload,
             PlanOptions(
-                allow=allowed - {SAME_CLUSTER},
+                allow=allowed,
                 selection=selection,
                 principal=access.principal,
                 wait_for_data=options.pace.speed != 1,
@@ -96,16 +99,11 @@ def replay_command(
     if target is None or guard.dry_run:
         return
     results = _run(plan, target, reference, options, quiet)
-    _write(results, output)
-    _finish(results, output, quiet)
+    _write(results, output, quiet)
 
 
 def _session_options(
-    guard: opt.GuardOptions,
-    speed: opt.SpeedOptions,
-    compared: opt.ComparisonOptions,
-    *,
-    same_cluster: bool,
+    guard: opt.GuardOptions, speed: opt.SpeedOptions, compared: opt.ComparisonOptions
 ) -> SessionOptions:
     from kdissect.replay.fields import load_fields
     from kdissect.replay.output.rows import FAIL_ON, parse_fail_on, read_baseline
@@ -114,10 +112,11 @@ def _session_options(
     return SessionOptions(
         pace=speed.parsed_pace(),
         answer_timeout_s=speed.timeout_s(),
-        translate=compared.translate_options(),
+        offsets=compared.offsets,
+        renames=compared.renames(),
+        reencode=compared.reencode,
         table=load_fields(compared.rules or (), is_strict=compared.strict),
         makes_topics=guard.create_topics,
-        same_cluster=same_cluster,
         into_existing=guard.into_existing,
         fail_on=FAIL_ON if compared.fail_on is None else parse_fail_on(compared.fail_on),
         baseline=None if compared.baseline is None else read_baseline(compared.baseline),
@@ -152,8 +151,8 @@ def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: 
 
     pace = options.pace
     if dry_run:
-        renames = options.translate.renames
-        effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
+        makes, renames = options.makes_topics, options.renames
+        effects = effects_of(plan, makes_topics=makes, renames=renames)
         print_plan(plan, pace, wide_console(), effects)
     elif not quiet:
         print_plan(plan, pace, wide_console(stderr=True))
@@ -166,12 +165,12 @@ def _run(
 
     from kdissect.replay.output.console import progress
     from kdissect.replay.running.session import replay
-    from kdissect.replay.target.guard import check_address
+    from kdissect.replay.target.guard import SAME_CLUSTER, check_address
 
     for broker in (target, reference):
-        if broker is not None:
-            check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
-    with progress(shown=not quiet) as watch, logged_step("replay") as counts:
+        if broker is not None and SAME_CLUSTER not in plan.options.allow:
+            check_address(plan.workload.facts, broker.host, broker.port)
+    with progress(shown=not quiet) as watch, logged_step("replay") as counts, _terminated():
         results = asyncio.run(
             replay(plan, target, options, reference, watch, None if quiet else say)
         )
@@ -179,7 +178,19 @@ def _run(
     return results
 
 
-def _write(results: Results, output: opt.OutputOptions) -> None:
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Take SIGTERM for SIGINT, which ends a run in order."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write(results: Results, output: opt.OutputOptions, quiet: bool) -> None:
+    """Write the files, print the results, and end with their exit code."""
+    from kdissect.replay.output.console import print_results, wide_console
     from kdissect.replay.output.files import write_html, write_junit, write_tables
     from kdissect.replay.output.rows import write_json_lines
 
@@ -192,11 +203,6 @@ def _write(results: Results, output: opt.OutputOptions) -> None:
             write(results, Path(path))
     if output.out is not None:
         write_tables(results.run, output.out)
-
-
-def _finish(results: Results, output: opt.OutputOptions, quiet: bool) -> None:
-    from kdissect.replay.output.console import print_results, wide_console
-
     if not quiet:
         print_results(results, wide_console())
         if output.written:

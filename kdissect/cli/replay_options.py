@@ -12,7 +12,6 @@ from kdissect.cli.options import checked
 from kdissect.cli.verbs import OptionGroup
 
 if TYPE_CHECKING:
-    from kdissect.replay.model import TranslateOptions
     from kdissect.replay.planning.plan import Pace
     from kdissect.replay.target.connection import Access
 
@@ -87,15 +86,13 @@ class ComparisonOptions(OptionGroup):
                 "name one of --control-runs and --baseline", param_hint="--control-runs"
             )
 
-    def translate_options(self) -> TranslateOptions:
-        """Return the options of the translation; raises BadParameter."""
-        from kdissect.replay.model import TranslateOptions
-
+    def renames(self) -> dict[tuple[str, str], str]:
+        """Return (kind, old name) -> new name; raises BadParameter."""
         renames: dict[tuple[str, str], str] = {}
         for kind, old, new in map(_rename, self.rename or ()):
             if renames.setdefault((kind, old), new) != new:
                 raise typer.BadParameter(f"{kind} {old} has two new names", param_hint="--rename")
-        return TranslateOptions(self.offsets, renames, self.reencode)
+        return renames
 
 
 def _rename(value: str) -> tuple[str, str, str]:

@@ -229,7 +229,7 @@ class Step:
 class PlanOptions:
     """Options of a plan: which requests of a workload to replay, and how strictly in order.
 
-    allow: writing classes that may be sent. selection: only requests of its APIs, clients, topics
+    allow: as of `target.guard.parse_allow`. selection: only requests of its APIs, clients, topics
         and groups.
     principal: of the replay at the target; "" if unknown.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
@@ -260,7 +260,7 @@ class DroppedField(NamedTuple):
     value: object
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class TranslateOptions:
     """offsets: "captured", "earliest" or "relative". renames: (kind, old) -> new, kind "topic",
     "group" or "transactional-id". reencode: send at the nearest version that the target speaks."""

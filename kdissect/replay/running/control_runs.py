@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.replay.model import OptionError, ReplayPlan, TranslateOptions
+from kdissect.replay.model import OptionError, ReplayPlan
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import Effects, Name, delete_names, effects_of, topics_to_make
 from kdissect.replay.workload.messages import request_body
@@ -33,13 +33,13 @@ _REGEX = "subscribed_topic_regex"
 class PlannedRun:
     """One of the runs of a replay.
 
-    suffix: of the names that it writes to. effects: these names. existing: those that were there
-    before the run, with their data.
+    options: of the replay, with the renames of this run. suffix: of the names that it writes to.
+    effects: these names. existing: those that were there before the run, with their data.
     """
 
     target: Target
     name: str
-    translate: TranslateOptions
+    options: SessionOptions
     is_control: bool = False
     suffix: str = ""
     effects: Effects = field(default_factory=Effects)
@@ -73,16 +73,16 @@ def plan_runs(
     plan: ReplayPlan, target: Target, against: Target | None, options: SessionOptions
 ) -> list[PlannedRun]:
     """The runs in their order. Raises OptionError if they would see each other's data."""
-    reference, count, translate = against or target, options.control_runs, options.translate
+    reference, count = against or target, options.control_runs
     names = [f"control run {number} of {count}" for number in range(1, count + 1)]
     if against is not None and not names:
         names = [f"the run against {against}"]
-    runs = [PlannedRun(reference, name, translate, is_control=True) for name in names]
-    runs.insert((len(runs) + 1) // 2, PlannedRun(target, "the run", translate))
+    runs = [PlannedRun(reference, name, options, is_control=True) for name in names]
+    runs.insert((len(runs) + 1) // 2, PlannedRun(target, "the run", options))
     if count and not options.reset:
         _keep_apart(plan, runs, options.makes_topics)
     for run in runs:
-        renames = run.translate.renames
+        renames = run.options.renames
         run.effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
     return runs
 
@@ -94,10 +94,10 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
     started = f"{int(time.time()):x}"
     for number, run in enumerate(runs, 1):
         run.suffix = f"-{started}-{number}"
-        renames = dict(run.translate.renames)
+        renames = dict(run.options.renames)
         for of_plan in effects.all():
             renames[of_plan] = f"{renames.get(of_plan, of_plan[1])}{run.suffix}"
-        run.translate = replace(run.translate, renames=renames)
+        run.options = replace(run.options, renames=renames)
 
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:

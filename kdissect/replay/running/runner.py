@@ -168,7 +168,10 @@ class Runner:
     # -- the whole run ----------------------------------------------------------------------
 
     async def run(self) -> RunResult:
-        """Play the plan; the result has an outcome for every step, however the run ends."""
+        """Play the plan; the result has an outcome for every step, however the run ends.
+
+        If it is cancelled, as by SIGINT, it sends no more requests, and returns all the same.
+        """
         allow_many_files()
         gc.freeze()  # the plan is large and stays: no pause to look through it
         try:
@@ -185,20 +188,19 @@ class Runner:
         self.result.reconnects = self._connections.reconnects
         return self.result
 
-    def interrupt(self) -> None:
-        """End the run because the user wants to: send no more requests, keep all outcomes."""
-        self.result.is_interrupted = True
-        self._stop("interrupted")
-
     async def _play_all(self) -> None:
-        """Until all steps are complete, or `_stop` was called."""
+        """Until all steps are complete, `_stop` was called, or the run is cancelled."""
         for outcome in self.result.outcomes:
             if outcome.skipped is not None:
                 self._complete(outcome)
         tasks = [self._task(self._play(lane)) for lane in self._lanes]
         tasks.append(self._task(self._members.keep(self._now)))
-        if self.left:
-            await self._over.wait()
+        try:
+            if self.left:
+                await self._over.wait()
+        except asyncio.CancelledError:
+            self.result.is_interrupted = True
+            self._stop("interrupted")
         for task in tasks:
             task.cancel()
 

@@ -5,11 +5,8 @@ Each run has a translator of its own, since each target has ids of its own.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -47,7 +44,13 @@ from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunResult, not_begun
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.guard import check_cluster, check_existing, create_topics, find_existing
+from kdissect.replay.target.guard import (
+    SAME_CLUSTER,
+    check_cluster,
+    check_existing,
+    create_topics,
+    find_existing,
+)
 from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
@@ -56,7 +59,7 @@ from kdissect.replay.workload.messages import EARLIEST
 
 
 @dataclass(frozen=True)
-class SessionOptions:
+class SessionOptions(TranslateOptions):
     """The options of a replay.
 
     answer_timeout_s: as of `Runner`.
@@ -67,10 +70,8 @@ class SessionOptions:
 
     pace: Pace = field(default_factory=Pace)
     answer_timeout_s: float = 30.0
-    translate: TranslateOptions = field(default_factory=TranslateOptions)
     table: FieldTable = field(default_factory=built_in_fields)
     makes_topics: bool = False
-    same_cluster: bool = False
     into_existing: bool = False
     fail_on: frozenset[str] = FAIL_ON
     baseline: Baseline | None = None
@@ -169,7 +170,8 @@ class _Session:
             if options.reset:
                 await run.reset(options.reset)
             await run.target.probe()
-            check_cluster(self.plan.workload.facts, run.target, options.same_cluster)
+            if SAME_CLUSTER not in self.plan.options.allow:
+                check_cluster(self.plan.workload.facts, run.target)
             run.existing = await find_existing(run.target, run.effects)
         except EnvironmentFailed as error:
             return str(error)
@@ -184,7 +186,7 @@ class _Session:
         lines = await find_missing(
             run.target,
             starting_state(self.plan),
-            run.translate.renames,
+            run.options.renames,
             makes_topics=self.options.makes_topics,
         )
         if len(lines) > LACKS_MAX:
@@ -201,18 +203,17 @@ class _Session:
             return not_begun(plan, reason)
         is_protected = DELETE_EXISTING not in plan.options.allow
         kept = planned.existing if is_protected else ()
-        ids = IdMap(plan, planned.translate, kept, target.cluster)
+        ids = IdMap(plan, planned.options, kept, target.cluster)
         try:
             if options.makes_topics:
-                self.notes += await create_topics(plan, target, planned.translate.renames)
+                self.notes += await create_topics(plan, target, planned.options.renames)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
             return not_begun(plan, reason)
         runner = Runner(plan, Translator(ids), target, options.pace, options.answer_timeout_s)
-        with _stopped_by_signals(runner):
-            self.watch(runner)
-            result = await runner.run()
+        self.watch(runner)
+        result = await runner.run()
         result.answers = Answers(ids, result.outcomes)
         if not result.ended and not result.is_interrupted:
             self.watch(f"{planned.name}: reading back the state of {target}")
@@ -361,33 +362,9 @@ async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult)
         claims.committed_groups,
         claims.transactional_ids,
         claims.gone,
-        renames=planned.translate.renames,
+        renames=planned.options.renames,
     )
     planned.target.close()
     held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
     held = set(map(ids.captured_topic_name, held))
     finished.findings = claims.check(finished.state, held)
-
-
-@contextmanager
-def _stopped_by_signals(runner: Runner) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run in order; a second one ends the process as usual."""
-    loop = asyncio.get_running_loop()
-
-    def ignore() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-    def stop() -> None:
-        ignore()
-        runner.interrupt()
-
-    # not in the main thread, signals are the caller's
-    with suppress(ValueError, RuntimeError, NotImplementedError):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        with suppress(NotImplementedError):
-            ignore()

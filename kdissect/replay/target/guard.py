@@ -63,7 +63,8 @@ _ABSENT = frozenset(
 
 
 def parse_allow(values: Iterable[str]) -> frozenset[str]:
-    """Classes of ``produce,groups`` and the like, as often as given. Raises OptionError."""
+    """Writing classes, `DELETE_EXISTING` and `SAME_CLUSTER` of ``produce,groups`` and the like, as
+    often as given. Raises OptionError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     for name in sorted(names):
         if name not in (*CLASSES, *_BESIDE):
@@ -81,10 +82,8 @@ def not_allowed(plan: ReplayPlan) -> dict[str, int]:
     return {name: counts[name] for name in CLASSES if name in counts}
 
 
-def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:
+def check_address(facts: WorkloadFacts, host: str, port: int) -> None:
     """Refuse an address that the capture shows, before anything is sent. Raises OptionError."""
-    if same_cluster:
-        return
     captured: set[Address] = set(facts.listeners) | set(facts.brokers.values())
     ours = {(host.lower(), port)} | {(each, port) for each in _resolve(host)}
     known = {(name.lower(), number) for name, number in captured}
@@ -96,10 +95,10 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
         )
 
 
-def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> None:
+def check_cluster(facts: WorkloadFacts, target: Target) -> None:
     """Refuse the captured cluster's id, before the first replayed request. Raises OptionError."""
     cluster_id = target.cluster.cluster_id
-    if not same_cluster and cluster_id in facts.cluster_ids:
+    if cluster_id in facts.cluster_ids:
         raise OptionError(
             f"{target} belongs to the captured cluster (id {cluster_id}); if this is meant, say "
             "--allow same-cluster"

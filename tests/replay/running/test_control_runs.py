@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.replay.model import OptionError, PlanOptions, ReplayPlan, TranslateOptions
+from kdissect.replay.model import OptionError, PlanOptions, ReplayPlan
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.running.control_runs import plan_runs
 from kdissect.replay.running.session import SessionOptions
@@ -46,11 +46,11 @@ def test_control_runs_go_to_the_reference() -> None:
 
 def test_each_run_writes_to_names_of_its_own() -> None:
     """Topics, groups and transactional ids have a suffix for each run, after other renames."""
-    translate = TranslateOptions(renames={("topic", "orders"): "sales"})
     plan = plan_of_capture()
-    options = SessionOptions(translate=translate, control_runs=2, makes_topics=True)
+    renames = {("topic", "orders"): "sales"}
+    options = SessionOptions(renames=renames, control_runs=2, makes_topics=True)
     planned = plan_runs(plan, TARGET, None, options)
-    names = [run.translate.renames for run in planned]
+    names = [run.options.renames for run in planned]
     assert {kind for kind, _ in names[0]} >= {"topic", "group"}
     for run, renamed in zip(planned, names, strict=True):
         assert all(new.endswith(run.suffix) for (_, old), new in renamed.items() if old != "orders")

@@ -306,7 +306,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
 
 
 def test_nothing_is_sent_after_an_interrupt() -> None:
-    """After an interrupt nothing is sent; finished steps stay, others are not reached."""
+    """After it is cancelled nothing is sent; finished steps stay, others are not reached."""
     maker = PlanMaker()
     for number in range(10):
         maker.add(0, 100 * number)
@@ -317,7 +317,7 @@ def test_nothing_is_sent_after_an_interrupt() -> None:
         running = asyncio.ensure_future(runner.run())
         while runner.answered_count < 2:
             await asyncio.sleep(0.01)
-        runner.interrupt()
+        running.cancel()
         return await asyncio.wait_for(running, 10)
 
     with FakeBroker().running() as server:

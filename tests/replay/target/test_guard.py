@@ -46,24 +46,22 @@ FACTS = WorkloadFacts(
 def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     """As spelled in the capture, as another spelling, as a name of it."""
     with pytest.raises(OptionError, match="--allow same-cluster"):
-        check_address(FACTS, host, port, same_cluster=False)
-    check_address(FACTS, host, port, same_cluster=True)
+        check_address(FACTS, host, port)
 
 
 def test_other_addresses_are_not_the_captured_cluster() -> None:
     """Another port, and a name without an address, are not the captured cluster."""
-    check_address(FACTS, "127.0.0.1", 9094, same_cluster=False)
-    check_address(FACTS, "no-such-name.invalid", 9092, same_cluster=False)
+    check_address(FACTS, "127.0.0.1", 9094)
+    check_address(FACTS, "no-such-name.invalid", 9092)
 
 
 def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --allow same-cluster."""
     target = Target("127.0.0.1", 9094, cluster=Cluster("captured"))
     with pytest.raises(OptionError, match="captured cluster"):
-        check_cluster(FACTS, target, same_cluster=False)
-    check_cluster(FACTS, target, same_cluster=True)
+        check_cluster(FACTS, target)
     for other in ("another", None):
-        check_cluster(FACTS, Target("h", 1, cluster=Cluster(other)), same_cluster=False)
+        check_cluster(FACTS, Target("h", 1, cluster=Cluster(other)))
 
 
 def test_classes_are_allowed_by_name() -> None:
