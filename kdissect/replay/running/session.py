@@ -6,7 +6,7 @@ Each run has a translator of its own, since each target has ids of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -264,22 +264,16 @@ class _Session:
     def _judge(self, run: Answers) -> None:
         """Judge each answer by the capture, or by the answer of the reference that it resembles
         most. Notes name rules of the user that allowed nothing."""
-        table = self.options.table
-        references: list[Answers | None] = [None]
-        if self.against is not None and self.controls:
-            references = [*self._references()]
-        used: set[str] = set()
-        best: dict[int, Judgement] = {}
-        for reference in references:
+        table, used = self.options.table, set[str]()
+        references: Sequence[Answers | None] = self._references() if self.against else []
+        judged: list[list[Judgement]] = []
+        for reference in references or [None]:
             judge = Judge(run, table, reference)
             judge.judge()
             used |= judge.used.keys()
-            for outcome in run.outcomes:
-                judgement, number = outcome.judgement, outcome.step.number
-                if number not in best or _findings(judgement) < _findings(best[number]):
-                    best[number] = judgement
-        for outcome in run.outcomes:
-            outcome.judgement = best[outcome.step.number]
+            judged.append([each.judgement for each in run.outcomes])
+        for outcome, *judgements in zip(run.outcomes, *judged, strict=True):
+            outcome.judgement = min(judgements, key=_findings)
         self.notes += [
             f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
             for rule in table.rules

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
-from kdissect.codec.message import Message
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -34,6 +33,7 @@ READY_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0
 _ANY_VERSION = 0x7FFF
+_FIRST_ASKED: dict[int, tuple[int, int]] = {ApiKey.API_VERSIONS: (0, 3)}  # before it told them
 # Kinds of names -> API that lists them; its array, and the fields of a name and its state there.
 _LISTS = {
     "group": (ApiKey.LIST_GROUPS, "groups", "group_id", "group_state"),
@@ -97,7 +97,7 @@ class Target:
     def version(self, api_key: int, last: int = _ANY_VERSION) -> int | None:
         """The newest api_version up to `last` that both sides know; None if there is none."""
         ours = catalog.api(api_key).request.versions
-        first, newest = self.versions.get(api_key, (0, -1))
+        first, newest = (self.versions or _FIRST_ASKED).get(api_key, (0, -1))
         version = min(newest, ours[1], last)
         return version if version >= max(first, ours[0]) else None
 
@@ -110,7 +110,7 @@ class Target:
         last: int = _ANY_VERSION,
         limit_s: float = _ASK_TIMEOUT_S,
     ) -> Body:
-        """Ask a node, and return the body of its answer.
+        """Ask a node over a connection that stays open, and return the body of its answer.
 
         body: of the request; fields that the version lacks are left out. node_id: None asks the
         address that the user gave. last: no later version is used. Raises ConnectFailed.
@@ -120,12 +120,6 @@ class Target:
             raise ConnectFailed("unreachable", f"the target speaks no {api.name} that is used here")
         known = layout(api.request, version).by_name
         fields = {name: value for name, value in body.items() if name in known}
-        return await self._ask(request(api_key, version, fields), node_id, limit_s)
-
-    async def _ask(
-        self, message: Message, node_id: int | None, limit_s: float = _ASK_TIMEOUT_S
-    ) -> Body:
-        """Ask over a connection that stays open."""
         where = self.address(node_id)
         opening = self._opening.setdefault(where, asyncio.Lock())
         try:
@@ -134,10 +128,9 @@ class Target:
                     link = self._links.get(where)
                     if link is None or link.lost is not None:
                         link = self._links[where] = await connect(*where, self.access)
-                return (await link.ask(message)).body
+                return (await link.ask(request(api_key, version, fields))).body
         except TimeoutError:
-            name = catalog.api(message.api_key).name
-            raise ConnectFailed("timeout", f"{name} was not answered") from None
+            raise ConnectFailed("timeout", f"{api.name} was not answered") from None
 
     async def probe(self) -> None:
         """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
@@ -169,9 +162,9 @@ class Target:
         """The body of the response to ApiVersions, with features if the target has them. Raises
         ConnectFailed."""
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
-        answer = await self._ask(request(ApiKey.API_VERSIONS, 3, software), node_id)
+        answer = await self.ask(ApiKey.API_VERSIONS, software, node_id, last=3)
         if answer["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            return await self._ask(request(ApiKey.API_VERSIONS, 0, {}), node_id)
+            return await self.ask(ApiKey.API_VERSIONS, {}, node_id, last=0)
         return answer
 
     async def learn_metadata(self, topics: Collection[str] | None = None) -> None:

@@ -40,7 +40,7 @@ from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import await_partitions
 from kdissect.replay.translation.id_map import IN_SYNC, limited
-from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY
+from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY, error_codes
 from kdissect.text import plural, visible
 
 Address = tuple[str, int]
@@ -311,22 +311,17 @@ async def delete_names(target: Target, names: Sequence[Name]) -> list[str]:
         if kind not in ("group", "topic"):
             continue
         try:
-            code = await _delete(target, kind, name)
+            if kind == "group":
+                node = await target.coordinator(GROUP_KEY, name)
+                body = await target.ask(ApiKey.DELETE_GROUPS, {"groups_names": [name]}, node)
+            else:
+                asked = {"topic_names": [name], "topics": [{"name": name}]}  # since KIP-516
+                asked |= {"timeout_ms": _DELETE_TIMEOUT_MS}
+                body = await target.ask(ApiKey.DELETE_TOPICS, asked, target.cluster.controller_id)
+            [code, *_] = error_codes(body) or [_NOT_SAID]
             why = "" if code in _ABSENT else error_name(code)
         except ConnectFailed as error:
             why = str(error)
         if why:
             kept.append(f"{kind} {visible(name)} was not deleted: {why}")
     return kept
-
-
-async def _delete(target: Target, kind: str, name: str) -> int:
-    """The error code of the answer. Raises ConnectFailed."""
-    if kind == "group":
-        node = await target.coordinator(GROUP_KEY, name)
-        body = await target.ask(ApiKey.DELETE_GROUPS, {"groups_names": [name]}, node)
-        return next((each["error_code"] for each in body["results"]), _NOT_SAID)
-    named = {"topic_names": [name], "topics": [{"name": name}]}  # the second since KIP-516
-    asked = {"timeout_ms": _DELETE_TIMEOUT_MS, **named}
-    body = await target.ask(ApiKey.DELETE_TOPICS, asked, target.cluster.controller_id)
-    return next((each["error_code"] for each in body["responses"]), _NOT_SAID)

@@ -114,14 +114,10 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
 
 def _row(value: Connection | Exchange) -> dict[str, object]:
     """The fields of a line that are not at their default."""
-    row = {
-        each.name: getattr(value, each.name)
-        for each in fields(value)
-        if each.name not in _DERIVED and getattr(value, each.name) != each.default
-    }
     return {
-        name: base64.b64encode(found).decode() if isinstance(found, bytes) else found
-        for name, found in row.items()
+        each.name: base64.b64encode(found).decode() if isinstance(found, bytes) else found
+        for each in fields(value)
+        if each.name not in _DERIVED and (found := getattr(value, each.name)) != each.default
     }
 
 
