@@ -84,8 +84,8 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
 def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
     """Yield the requests of each client whose connection closed before the response.
 
-    A Fetch that waits for records when its client closes is none, nor is a request without a
-    response at the end of the capture: it may have come later.
+    Requests that a broker holds (HELD_APIS) do not count, nor does one without a response at the
+    end of the capture: it may have come later.
     """
     rows = evidence.rows(
         f"""

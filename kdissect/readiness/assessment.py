@@ -1,7 +1,7 @@
 """Finds clients that would break on another Kafka release, by their requests.
 
 A request below the lowest version that the target accepts is a finding. A request above its highest
-version is none, because clients fall back to what a broker offers. The verdict on a finding depends
+version is not, because clients fall back to what a broker offers. The verdict on a finding depends
 on why the client used the old version:
 
 - its software and release are known, and so are the versions of that release: they decide
