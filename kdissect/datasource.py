@@ -138,7 +138,7 @@ def _private_folder(spool: str | None) -> Path:
     """
     home = Path(spool or tempfile.gettempdir(), f"kdissect-tables-{os.getuid()}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = home.stat()
+    state = home.lstat()  # a link may lead to a folder whose contents are not ours
     if state.st_uid != os.getuid() or state.st_mode & 0o077:
         raise PermissionError(f"{home} belongs to somebody else, or others may read there")
     return home

@@ -135,6 +135,18 @@ def test_an_error_of_the_data_source_reaches_the_caller_of_spark(source):
         source("exchange").count()
 
 
+def test_a_link_is_no_folder_of_ours(tmp_path: Path):
+    """Another user may have made it, and it may lead to folders that are not to be removed."""
+    kept = tmp_path / "home" / "kept"
+    kept.mkdir(mode=0o700, parents=True)
+    kept.parent.chmod(0o700)
+    os.utime(kept, (0, 0))
+    (tmp_path / f"kdissect-tables-{os.getuid()}").symlink_to(kept.parent)
+    with pytest.raises(PermissionError, match="belongs to somebody else"):
+        table_set([str(CAPTURE)], Options(), str(tmp_path))
+    assert kept.is_dir()
+
+
 def test_tables_are_made_once_and_go_when_they_are_old(tmp_path: Path):
     """The same options share a set; old ones are removed."""
 
