@@ -430,14 +430,16 @@ class Tables(Mapping[str, Table]):
         """Write the set to the folder or URL `out`, as `dissect` would; returns it opened from
         there.
 
-        Raises OutputError if `out` exists (without `overwrite`) or cannot be written.
+        A saved state is not copied. Raises OutputError if `out` exists (without `overwrite`) or
+        cannot be written.
         """
         target = os.fspath(out)
+        manifest = {**self.manifest, "state": {"missing": "the set is a copy"}}
         with writing(target, overwrite), staging(target) as run_id:
             sink = ParquetSink(target, run_id, "w00000")
             for name in self.names:
                 sink(name, self._tables[name].to_arrow())
-            document = commit(target, run_id, sink.close(), self.manifest)
+            document = commit(target, run_id, sink.close(), manifest)
         return _opened(target, document, is_new=True)
 
     def __repr__(self) -> str:
@@ -534,7 +536,7 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
     paths: dict[str, str] = {}
     for tables in sets:
         captures = {
-            item["sha256"] or item["etag"]: item["path"]
+            item["sha256"] or item.get("etag") or item["path"]: item["path"]
             for item in tables.manifest["inputs"]
             if item["is_capture"]
         }

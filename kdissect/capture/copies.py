@@ -168,4 +168,4 @@ def _written(file: InputFile, folder: str) -> InputFile:
     seen = spooled(seen, folder)
     plain = local_path(seen, folder)
     os.unlink(path)
-    return replace(seen, path=file.path, data_path=plain)
+    return replace(seen, path=file.path, data_path=plain, size=os.path.getsize(plain))

@@ -81,8 +81,8 @@ def extended(
     """(captures of the set at `out` followed by the new ones, the options merged from both).
 
     Without a set at `out`: the new captures alone. reason: why the old captures must be read again;
-    it becomes part of the error. Raises CaptureError if a capture of the set is gone or shorter
-    than it was, OutputError if the set was made with other options.
+    it becomes part of the error. Raises CaptureError if a capture of the set is gone or was
+    replaced, OutputError if the set was made with other options.
     """
     if not has_set(out):
         return list(paths), options
@@ -102,7 +102,7 @@ def extended(
 
 def _is_there(out: str, item: dict[str, Any], reason: str) -> bool:
     """Return whether a capture can be read again. False for a file that was no capture the first
-    time."""
+    time. Raises CaptureError if it is gone, or has lost the bytes that were read."""
     if not item.get("is_capture", True):
         return False
     if is_remote(item["path"]):
@@ -115,6 +115,10 @@ def _is_there(out: str, item: dict[str, Any], reason: str) -> bool:
         raise CaptureError(
             f"{path}: the tables in {out} were made from it when it had {item['size']} bytes; "
             f"it has {path.stat().st_size} now{why}"
+        )
+    if item["sha256"] not in (None, hashed(str(path), item["size"])):
+        raise CaptureError(
+            f"{path}: the tables in {out} were made from other bytes of that name{why}"
         )
     return True
 
@@ -231,19 +235,22 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
     state = os.stat(path)
     if state.st_size != listed["size"]:
         return False
-    return state.st_mtime_ns == changed_ns.get(path) or hashed(path)[1] == listed["sha256"]
+    is_unchanged = state.st_mtime_ns == changed_ns.get(path)
+    return is_unchanged or hashed(path, state.st_size) == listed["sha256"]
 
 
 @contextmanager
 def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
-    ends, or have IP fragments."""
+    ends, or have IP fragments or secrets of TLS."""
     with planned_inputs(append.inputs, append.options, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < append.before.known["end_ns"] - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
         if plan.fragments is not None:
             raise ReadAgainError("the new captures have IP fragments")
+        if any(info.secrets for info in plan.captures):
+            raise ReadAgainError("the new captures hold secrets of TLS")
         yield after_set(plan, append)
 
 

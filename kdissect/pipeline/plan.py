@@ -20,7 +20,7 @@ import os
 import pickle
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -367,16 +367,18 @@ def capture_id(path: str) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def hashed(path: str) -> tuple[int, str]:
-    """(size, sha256) of a file. Raises OSError."""
+def hashed(path: str, size: int) -> str:
+    """The sha256 of a file's first `size` bytes. Raises OSError."""
+    digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return file.tell(), digest.hexdigest()
+        while piece := file.read(min(size, MB)):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()
 
 
-def hashed_input(file: InputFile, folder: str) -> tuple[int, str] | None:
-    """(size, sha256) of an input: the file that the user named, or the copy of a stream or an
-    object.
+def hashed_input(file: InputFile, folder: str) -> str | None:
+    """The sha256 of an input: the file that the user named, or the copy of a stream or an object.
 
     None if it cannot be read, and for an object that is compressed, of which no bytes are kept.
     folder: of copies. Raises EnvironmentFailed if the store fails.
@@ -387,26 +389,25 @@ def hashed_input(file: InputFile, folder: str) -> tuple[int, str] | None:
             return None
         path = local_path(file, folder)
     try:
-        return hashed(path)
+        return hashed(path, file.size)
     except OSError:
         return None
 
 
-def manifest_inputs(plan: RunPlan, hashes: Iterable[tuple[int, int, str]]) -> list[dict[str, Any]]:
+def manifest_inputs(plan: RunPlan, hashes: dict[int, str]) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size, sha256 of each file, and whether it is a capture.
 
-    hashes: (number in `plan.files`, size, sha256), from the scan. For a stream they are those of
+    size: before the run read the file, so that an append sees whether it grew since then. hashes:
+    sha256 of so many bytes by number in `plan.files`, from the scan. For a stream both are those of
     its spooled copy. An object also has the store's `etag`.
     """
-    known = {number: (size, sha256) for number, size, sha256 in hashes}
     listed = []
     files = plan.files[plan.earlier_count :]
     for number, (info, file) in enumerate(
         zip(plan.captures, files, strict=True), plan.earlier_count
     ):
         assert isinstance(file, InputFile)
-        size, sha256 = known.get(number, (file.size, None))
         etag = {"etag": file.tag} if is_remote(file.path) else {}
-        item = {"path": info.path, "size": size, "sha256": sha256}
+        item = {"path": info.path, "size": file.size, "sha256": hashes.get(number)}
         listed.append({**item, **etag, "is_capture": info.source >= 0})
     return listed

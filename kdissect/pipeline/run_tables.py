@@ -30,8 +30,8 @@ class RunSummary:
     """What a run tells besides rows of tables, or what a part of it tells; `+=` adds another part.
 
     packets, tcp, duplicates: by source. ignored: by source and reason. counts: by name of
-    `saved_state.COUNTS`. timings: seconds and bytes by name. hashes: (number in the plan's `files`,
-    size, sha256). facts: what messages tell. names_used: if the run saves state. files: of tables,
+    `saved_state.COUNTS`. timings: seconds and bytes by name. hashes: sha256 by number in the
+    plan's `files`. facts: what messages tell. names_used: if the run saves state. files: of tables,
     staged by successful attempts.
     """
 
@@ -41,7 +41,7 @@ class RunSummary:
     ignored: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     counts: Counter[str] = field(default_factory=Counter)
     timings: dict[str, float] = field(default_factory=dict)
-    hashes: list[tuple[int, int, str]] = field(default_factory=list)
+    hashes: dict[int, str] = field(default_factory=dict)
     facts: Cluster = field(default_factory=Cluster)
     names_used: NamesUsed = field(default_factory=set)
     files: list[StagedFile] = field(default_factory=list)
@@ -54,7 +54,7 @@ class RunSummary:
         for name, value in other.timings.items():
             self.timings[name] = self.timings.get(name, 0.0) + value
         self.facts.merge(other.facts)
-        self.hashes += other.hashes
+        self.hashes |= other.hashes
         self.names_used |= other.names_used
         self.files += other.files
         return self

@@ -51,7 +51,7 @@ def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> I
         file = plan.files[unit]
         digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
         if digest is not None:
-            yield RunSummary(hashes=[(unit, *digest)]).row(number)
+            yield RunSummary(hashes={unit: digest}).row(number)
 
 
 def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[Row]:

@@ -10,6 +10,7 @@ import pytest
 import kdissect
 from kdissect import accounts
 from kdissect.errors import OutputError
+from kdissect.pipeline import local
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
@@ -312,6 +313,44 @@ def test_a_capture_counts_once(halves):
     Path(captures[1]).write_bytes(Path(captures[1]).read_bytes()[:-9])
     with pytest.raises(kdissect.CaptureError, match=r"it must be read again: .*not what it was"):
         appended(out, captures[1])
+
+
+def test_a_capture_that_grew_while_it_was_read_is_read_again(tmp_path, in_process, monkeypatch):
+    """A set lacks what a capture got after the run had listed it; the next append reads it."""
+    part, _ = rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
+    out, scan = tmp_path / "tables", local.scan
+
+    def growing(*args):
+        shutil.copy(CAPTURES / "java_2_0_1.pcap", part)
+        return scan(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "scan", growing)
+        count = appended(out, part).exchanges.num_rows
+    tables = appended(out, part)
+    assert tables.manifest["append"] == {"read_again": f"{part} is not what it was"}
+    assert count < tables.exchanges.num_rows
+    check(tables, [part])
+
+
+def test_a_capture_that_was_replaced_is_refused(halves):
+    """Its rows would be lost if the captures were read again."""
+    captures, out = halves
+    before = (out / MANIFEST).read_bytes()
+    shutil.copy(CAPTURES / "librdkafka.pcap", captures[0])
+    with pytest.raises(kdissect.CaptureError, match=r"000\.pcap: .* made from other bytes"):
+        appended(out, captures[0])
+    assert (out / MANIFEST).read_bytes() == before
+
+
+def test_a_copy_of_a_set_has_no_state(halves):
+    """A set with state can be written elsewhere; appends to the copy read the captures again."""
+    captures, out = halves
+    copy = kdissect.open(out).write(out.parent / "copy")
+    assert rows(copy) == rows(kdissect.open(out))
+    tables = appended(out.parent / "copy", captures[1])
+    assert tables.manifest["append"] == {"read_again": "the set is a copy"}
+    check(tables, captures)
 
 
 def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):

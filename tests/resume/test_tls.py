@@ -22,7 +22,7 @@ from kdissect.resume.open_connection import OpenConnection, from_table, new_conn
 from kdissect.resume.progress import TLS_HANDSHAKE_BYTES
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
-from tests.builders.captures import lose_packets, write_packets
+from tests.builders.captures import Blocks, lose_packets, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import BROKER, CLIENT, Playbook
 from tests.builders.tls_talk import Parties, Sealer, TlsTalk
@@ -215,6 +215,21 @@ def _check_state(out: Path, log: bytes) -> None:
     assert saved
     assert not any(secret in saved for secret in _secrets(log))
     assert len(saved) < 2 * RECORD_MAX + 20_005 + 10_000
+
+
+def test_secrets_in_a_new_capture_make_it_read_all_again(tmp_path: Path, in_process) -> None:
+    """An append decrypts the connections of other captures with secrets that a new one has."""
+    book, log = _conversation("1.3", tmp_path)
+    blocks, packets = Blocks(), book.packets
+    captures = [write_packets(tmp_path / "0.pcap", packets[:1]), tmp_path / "1.pcapng"]
+    data = [blocks.section(), blocks.interface(resolution=9), blocks.secrets(log)]
+    data += [blocks.enhanced(packet.data, packet.time_ns) for packet in packets[1:20]]
+    captures[1].write_bytes(b"".join(data))
+    captures.append(write_packets(tmp_path / "2.pcap", packets[20:]))
+    for capture in captures:
+        tables = kdissect.dissect(None, capture, tmp_path / "tables", append=True)
+    assert tables.exchanges.num_rows == 8
+    check(tables, captures)
 
 
 def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
