@@ -202,12 +202,11 @@ def _add_raw_token_users(clients: ConnectionClients, assembly: Assembly, sources
     request = exchanges["request"]
     is_whole = (request["is_whole"] != 0) & (request["size"] < _TOKEN_MAX)
     rows = np.flatnonzero((exchanges["is_sasl_token"] != 0) & is_whole)
-    if not len(rows):
-        return
-    frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
-    bounds = zip(frames.start[:, REQUEST].tolist(), frames.end[:, REQUEST].tolist(), strict=True)
-    for row, (start, end) in zip(exchanges["connection"][rows].tolist(), bounds, strict=True):
-        _add_user(clients.principal, row, frames.buf[start:end].tobytes())
+    for chunk in chunks(rows, request["size"]):
+        frames = FrameBuffer.gather(assembly, sources, chunk, (REQUEST,))
+        bounds = frames.start[:, REQUEST].tolist(), frames.end[:, REQUEST].tolist()
+        for row, start, end in zip(exchanges["connection"][chunk].tolist(), *bounds, strict=True):
+            _add_user(clients.principal, row, frames.buf[start:end].tobytes())
 
 
 def _token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]]:
@@ -239,20 +238,23 @@ def with_owners(connections: pa.Table, owners: dict[str, str]) -> pa.Table:
 def _add_client_ids(clients: ConnectionClients, assembly: Assembly, sources: Sources) -> None:
     """Add the client ids of each connection that are new, in order of appearance."""
     exchanges = assembly.exchanges
-    rows = np.flatnonzero((exchanges["request"]["size"] >= 10) & (exchanges["api_key"] >= 0))
+    size = exchanges["request"]["size"]
+    rows = np.flatnonzero((size >= 10) & (exchanges["api_key"] >= 0))
     found: list[tuple[int, int, str]] = []
     for prefix in (_SHORT_HEADER, _LONG_HEADER):
-        if not len(rows):
-            break
-        frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,), prefix)
-        texts = client_ids(frames)
-        table = pa.table({"connection": exchanges["connection"][rows], "id": texts, "row": rows})
-        distinct = table.filter(texts.is_valid()).group_by(["connection", "id"], use_threads=False)
-        firsts = distinct.aggregate([("row", "min")])
-        found += zip(
-            *(firsts[name].to_pylist() for name in ("row_min", "connection", "id")), strict=True
-        )
-        rows = rows[texts.is_null().to_numpy(zero_copy_only=False)]
+        left = [rows[:0]]
+        for chunk in chunks(rows, np.minimum(size, prefix)):
+            frames = FrameBuffer.gather(assembly, sources, chunk, (REQUEST,), prefix)
+            texts = client_ids(frames)
+            columns = {"connection": exchanges["connection"][chunk], "id": texts, "row": chunk}
+            named = pa.table(columns).filter(texts.is_valid())
+            distinct = named.group_by(["connection", "id"], use_threads=False)
+            firsts = distinct.aggregate([("row", "min")])
+            found += zip(
+                *(firsts[name].to_pylist() for name in ("row_min", "connection", "id")), strict=True
+            )
+            left.append(chunk[texts.is_null().to_numpy(zero_copy_only=False)])
+        rows = np.concatenate(left)
     for _, connection, text in sorted(found):
         names = clients.client_ids.setdefault(connection, [])
         if text not in names:
