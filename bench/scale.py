@@ -5,9 +5,12 @@ with the splits of such files, as walks over them would. Everything after that i
 size has a process of its own, so that the driver's memory is its own.
 """
 
+import base64
 import multiprocessing
+import pickle
 import resource
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,18 +20,20 @@ import numpy as np
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.packet_reader import CURSOR
 from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture
+from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan, make_plan
 
 GB = 1 << 30
 INPUTS = {"10 GB": (10, 1), "1 TB": (1024, 1), "100 TB": (102_400, 4)}  # GB, GB of each file
 PACKET_BYTES = 1000
+TOPICS = 100_000
 START_NS, FILE_NS = 1_700_000_000_000_000_000, 60_000_000_000
 INTERFACES = bytes(40)  # a row, as each split of a pcap has
 
 
 def main() -> None:
-    """Command: python -m bench.scale; prints a table in Markdown."""
+    """Command: python -m bench.scale; prints a table in Markdown, and the bytes of names."""
     context = multiprocessing.get_context("spawn")
     rows = []
     for name, size in INPUTS.items():
@@ -38,6 +43,7 @@ def main() -> None:
     print("|" + "---|" + "---:|" * (len(rows[0]) - 1))
     for row in rows:
         print("| " + " | ".join(map(str, row.values())) + " |")
+    print(f"\nnames of {TOPICS:,} topics in a decode task: {names_bytes(TOPICS) / 1e6:.1f} MB")
 
 
 def planned(total_gb: int, file_gb: int) -> dict[str, int | str]:
@@ -58,6 +64,15 @@ def planned(total_gb: int, file_gb: int) -> dict[str, int | str]:
         "driver, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "seconds": f"{took:.1f}",
     }
+
+
+def names_bytes(count: int) -> int:
+    """Pickled bytes of the names of so many topics, as each decode task gets them."""
+    cluster = Cluster()
+    for number in range(count):
+        topic_id = base64.urlsafe_b64encode(uuid.UUID(int=number).bytes).decode().rstrip("=")
+        cluster.topics.add(f"payments.orders-{number}", topic_id, START_NS, "Metadata")
+    return len(pickle.dumps(cluster.known_names()))
 
 
 def planned_run(total_gb: int, file_gb: int) -> RunPlan:

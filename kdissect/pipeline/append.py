@@ -267,6 +267,7 @@ def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
             for info in plan.captures
         ),
         capture_ids=(*earlier, *plan.capture_ids),
+        end_ns=max(append.before.known["end_ns"], plan.end_ns),
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
         keeps=True,
         before=append.before,

@@ -16,7 +16,7 @@ from kdissect.arrays import Ids, Indices
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.learn import Cluster, with_owners
+from kdissect.pipeline.learn import KnownNames, with_owners
 from kdissect.pipeline.message_tables import TableOutput, write_tables
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
@@ -46,11 +46,11 @@ _TABLES = (
 
 
 def decode(
-    plan: RunPlan, facts: Cluster, sources: Sources, rows: Iterable[Row], sink: Sink
+    plan: RunPlan, known: KnownNames, sources: Sources, rows: Iterable[Row], sink: Sink
 ) -> Iterator[Row]:
     """Write all rows of one slot to tables; yields events.
 
-    facts: of the whole run. rows: all have the slot's number as their key, in the order of
+    known: of the whole run. rows: all have the slot's number as their key, in the order of
     `RowKind`.
     """
     began = time.perf_counter()
@@ -64,7 +64,7 @@ def decode(
             name, table = unpacked(row.data)
             if TABLE_OF.get(name, name) == "connections":
                 used |= scram_users(table)
-                table = with_owners(table, facts.owners)
+                table = with_owners(table, known.owners)
             sink(name, table)
         elif row.kind == RowKind.SAVED_EVENTS:
             earlier.add(*read_events(row))
@@ -75,9 +75,9 @@ def decode(
     sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
-    ids, names = np.array(plan.capture_ids, np.int64), facts.topics.names()
+    ids = np.array(plan.capture_ids, np.int64)
     rows_of_chunks = chunks_in_time(assembly.exchanges)
-    chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, names, plan.options)
+    chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, known.topics, plan.options)
     used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():
         sink(f"{STATE}/{name}", table)

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,13 +41,20 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.connections import ConnectionClients
 from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids
-from kdissect.tables.topics import SeenTopics
+from kdissect.tables.topics import SeenTopics, TopicNames
 
 _CLIENT_REQUESTS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))
 _TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
 _TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
 # bytes of a request header up to the end of its client id: of nearly all, and the most
 _SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
+
+
+class KnownNames(NamedTuple):
+    """What the decode step needs of a `Cluster`. owners: by token id."""
+
+    topics: TopicNames
+    owners: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -66,6 +74,9 @@ class Cluster:
     def add_owner(self, token_id: str, owner: str) -> None:
         # the smaller of two owners, whatever the order
         self.owners[token_id] = min(owner, self.owners.get(token_id, owner))
+
+    def known_names(self) -> KnownNames:
+        return KnownNames(self.topics.names(), self.owners)
 
     def to_bytes(self) -> bytes:
         parts = [

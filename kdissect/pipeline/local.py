@@ -33,9 +33,10 @@ def run(plan: RunPlan, sink: Sink) -> RunSummary:
             slots.add(assemble(plan, sources, rows))
     write_run_tables(plan, summary, sink)
     slots.add(saved_events(plan))
+    known = summary.facts.known_names()
     with logged_step("decode", slots=len(slots)):
         for rows in slots.drain():
-            events.add(decode(plan, summary.facts, sources, rows, sink))
+            events.add(decode(plan, known, sources, rows, sink))
     with logged_step("analyse", keys=len(events)):
         for rows in events.drain():
             events.add(analyse(rows, sink))

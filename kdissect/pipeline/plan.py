@@ -94,6 +94,11 @@ class Before:
     event_files: tuple[str, ...]
     byte_count: int
 
+    def for_tasks(self) -> Before:
+        """What a task needs: the number of its captures, and their bytes."""
+        known = {"capture_ids": self.known["capture_ids"]}
+        return replace(self, known=known, open_files=(), event_files=())
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -103,13 +108,14 @@ class RunPlan:
     sizes: plain bytes of each capture. folder: of copies (`capture.copies`). keeps: the run saves
     state for a later append. before: the set that the run adds to. Its captures have the first
     `source` numbers; they are not read, and `captures` is without them. capture_ids: of these, then
-    of `captures`.
+    of `captures`. end_ns: time of the latest packet so far, in ns since 1970; 0 without packets.
     """
 
     files: tuple[str | InputFile, ...]
     sizes: tuple[int, ...]
     captures: tuple[CaptureInfo, ...]
     capture_ids: tuple[int, ...]
+    end_ns: int
     splits: tuple[Split, ...]
     fragments: Joined | None
     folder: str
@@ -176,20 +182,18 @@ class RunPlan:
         ]
 
     def for_tasks(self) -> bytes:
-        """The plan for `of_task`, compressed, because it names every file. A scan task gets its
-        splits from `scan_rows`."""
-        return zlib.compress(pickle.dumps(replace(self, splits=())))
+        """The plan for `of_task`, compressed, because it names every file; without what only the
+        driver reads. A scan task gets its splits from `scan_rows`."""
+        before = self.before and self.before.for_tasks()
+        captures = tuple(info for info in self.captures if info.secrets)
+        return zlib.compress(
+            pickle.dumps(replace(self, captures=captures, splits=(), before=before))
+        )
 
     @staticmethod
     def of_task(data: bytes) -> RunPlan:
         plan: RunPlan = pickle.loads(zlib.decompress(data))
         return plan
-
-    @property
-    def end_ns(self) -> int:
-        """Time of the latest packet so far, in ns since 1970; 0 without packets."""
-        times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
-        return max([self.before.known["end_ns"] if self.before else 0, *times])
 
     @property
     def event_key_count(self) -> int:
@@ -288,6 +292,7 @@ def make_plan(
             for number, walk in enumerate(walks)
         ),
         capture_ids=tuple(capture_id(walk.file.path) for walk in walks),
+        end_ns=max((walk.info.last_time_ns or 0 for walk in read), default=0),
         splits=tuple(
             replace(split, source=source)
             for source, walk in enumerate(read)

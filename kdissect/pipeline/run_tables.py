@@ -1,7 +1,7 @@
 """What the steps tell of the whole run, and the tables made of it.
 
 Every step yields rows with the key RUN. The caller of the steps sums them up. After the last bucket
-it writes the tables of the whole run, and gives the facts (names of topics, owners of tokens) to
+it writes the tables of the whole run, and gives the names of topics and the owners of tokens to
 each decode task, because a fact that comes late applies to earlier rows as well.
 """
 

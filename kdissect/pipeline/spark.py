@@ -8,7 +8,8 @@
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: a row about the run per task, with the names of its files
 
-Between the jobs the driver merges the facts of all tasks, which every decode task needs.
+Between the jobs the driver merges the facts of all tasks. Every decode task gets their names, and
+every task the plan, with its function: Spark broadcasts a function of more than 1 MB.
 The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
 input one task does all steps, because a stage would cost more than its work (`plan`).
 The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
@@ -32,7 +33,7 @@ from kdissect.capture import object_store
 from kdissect.pipeline import local
 from kdissect.pipeline.assemble import assemble
 from kdissect.pipeline.decode import analyse, decode
-from kdissect.pipeline.learn import Cluster
+from kdissect.pipeline.learn import KnownNames
 from kdissect.pipeline.plan import Item, Result, Runner, RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import saved_events
@@ -62,7 +63,8 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
         try:
             summary += _summary(spark, plan, assembled, "scan and assemble")
             write_run_tables(plan, summary, sink)
-            decoded = _decoded(spark, plan, summary.facts, assembled, (out, run_id))
+            known = summary.facts.known_names()
+            decoded = _decoded(spark, plan, known, assembled, (out, run_id))
             summary += _summary(spark, plan, decoded, "decode and analyse")
         finally:
             assembled.unpersist()
@@ -88,14 +90,18 @@ def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
 
 
 def _decoded(
-    spark: SparkSession, plan: RunPlan, facts: Cluster, assembled: DataFrame, place: tuple[str, str]
+    spark: SparkSession,
+    plan: RunPlan,
+    known: KnownNames,
+    assembled: DataFrame,
+    place: tuple[str, str],
 ) -> DataFrame:
     """Rows about the run from the tasks that decode and analyse. place: (out, run_id)."""
     rows = assembled.where(f"key != {RUN}")
     if saved := saved_events(plan):
         rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
     slots = _by_key(rows, plan.slot_count, plan.task_count)
-    decoded = _mapped(slots, _decode, plan.for_tasks(), facts, *place)
+    decoded = _mapped(slots, _decode, plan.for_tasks(), known, *place)
     keys = _by_key(decoded, plan.event_key_count, plan.task_count)
     return _mapped(keys, _analyse, *place)
 
@@ -141,13 +147,13 @@ def _assemble(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
 
 
 def _decode(
-    rows: Iterator[Row], plan: bytes, facts: Cluster, out: str, run_id: str
+    rows: Iterator[Row], plan: bytes, known: KnownNames, out: str, run_id: str
 ) -> Iterator[Row]:
     run_plan = RunPlan.of_task(plan)
     sink: ParquetSink | None = None
     for slot, group in _groups(rows):
         sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
-        yield from decode(run_plan, facts, run_plan.sources(), group, sink)
+        yield from decode(run_plan, known, run_plan.sources(), group, sink)
     if sink is not None:
         yield RunSummary(files=sink.close()).row()
 

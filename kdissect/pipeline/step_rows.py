@@ -4,8 +4,8 @@
   endpoints.
 - assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes)
   and TABLE rows (connections, anomalies).
-- decode reads a slot, and the facts of the whole run. It writes tables into a sink, and gives
-  EVENTS rows keyed by group or producer.
+- decode reads a slot, and the names that the whole run knows. It writes tables into a sink, and
+  gives EVENTS rows keyed by group or producer.
 - analyse reads the events of one such key. It writes tables built from many messages into a sink.
 
 Each step is a plain function over rows. It also gives rows with the key RUN, which tell of the

@@ -18,9 +18,9 @@ def test_each_unit_is_in_one_task() -> None:
 
 
 def test_a_task_stays_small() -> None:
-    """At 10 TB the plan in each task has less than 400 kB, and its units less than 10 kB."""
+    """At 10 TB the plan in each task has less than 200 kB, and its units less than 10 kB."""
     plan = planned_run(10_240, 1)
-    assert len(plan.for_tasks()) < 400_000
+    assert len(plan.for_tasks()) < 200_000
     assert max(len(row.data) for row in plan.scan_rows()) < 10_000
 
 
