@@ -13,11 +13,11 @@ state store make every row come exactly once, its watermark says how late a capt
       -> _Messages   stateful, by bucket: decodes them with the topic names of all buckets
       -> rows of the table
 
-*Lateness.* A micro-batch gives the rows of all that is contiguous. Only a gap waits: for bytes that
-are missing in a stream, or before the first bytes of a connection whose SYN is missing, a late
-capture may still come, until the watermark has passed them (`Patience.until`). An event-time timer
-then gives the gap up. Spark would drop late rows by itself, so the stateful step does not see the
-watermark's column; `resume.carry` counts each packet that comes too late.
+*Lateness.* A micro-batch gives the rows of all that is contiguous. Only a gap waits, in a stream or
+before the first bytes of a connection whose SYN is missing: a late capture may still fill it, until
+the watermark has passed it (`Patience.until`). An event-time timer then gives the gap up. Spark
+would drop late rows by itself, so the stateful step does not see the watermark's column.
+`resume.carry` counts each packet that comes too late.
 
 *Files that grow.* The file source names a file when it appears, and never again. The newest file,
 by name, may still be written. So a task that reads a file also reads the one before it, in the

@@ -2,11 +2,10 @@
 
 Each kind has a list of changes, and each change has `change` (a word for it) and `is_worse`: an
 error that appeared, a latency that grew. A mere difference is not worse. A latency, a size or a
-share of errors counts as changed if the difference is beyond chance (`statistics` compares by
-connections and corrects for all comparisons of the diff) and large enough to matter (the limits
-below). A large difference is `not compared` if it rests on too few connections or moments for any
-test. It is `undecided` if they are too few for a test among so many, or if chance is unlikely but
-not excluded (POSSIBLE_RATE).
+share of errors counts as changed if the difference is beyond chance (`statistics`) and large enough
+to matter (the limits below). A large difference is `not compared` if it rests on too few
+connections or moments for any test. It is `undecided` if they are too few for a test among so many,
+or if chance is unlikely but not excluded (POSSIBLE_RATE).
 """
 
 from __future__ import annotations

@@ -125,10 +125,11 @@ def walk_on(
     """Find the next frames of a direction, in the streams of Kafka connections.
 
     walk: WALK. pending: for responses FRAME[n], the requests of all connections; those of a
-    connection begin at pending_start[connection]. tables: empty ones. It returns when they are full
-    (extents_needed of the walk is what the next frame needs), at the end (connection of the walk is
-    past the last one), and where a search found a response to a request (request of the walk), for
-    a test of its body.
+    connection begin at pending_start[connection]. tables: empty ones. It returns in three cases:
+
+    - they are full; `extents_needed` of the walk is what the next frame needs
+    - it is at the end; `connection` of the walk is past the last one
+    - a search found a response, whose body is to be tested; `request` of the walk is its request
     """
     header = walk["header"]
     is_request = walk["direction"] == REQUEST

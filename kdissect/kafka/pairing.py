@@ -9,8 +9,8 @@ that comes for it later is out of order. SASL tokens carry no id and pair in ord
 
 If bytes before a response are in no frame, a *hole*, the order says more. Responses were in it, so
 requests that are passed over there are LOST: a later response with their id answers a later
-request. And as no client has two requests with the same id (or two tokens) in flight at once, a
-response after a hole belongs to the youngest request it can belong to: those before had their
+request. No client has two requests with the same id (or two tokens) in flight at once. So a
+response after a hole belongs to the youngest request that it can answer: those before had their
 responses in the hole.
 
 A response that no request can have asked for is UNASKED: its request was not captured. A request

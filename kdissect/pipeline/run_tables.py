@@ -1,8 +1,8 @@
 """What the steps tell of the whole run, and the tables made of it.
 
 Every step yields rows with the key RUN. The caller of the steps sums them up. After the last bucket
-it writes the tables of the whole run, and gives the names of topics and the owners of tokens to
-each decode task, because a fact that comes late applies to earlier rows as well.
+it writes the tables of the whole run. Each decode task gets the names of topics and the owners of
+tokens, because a fact that comes late applies to earlier rows as well.
 """
 
 from __future__ import annotations

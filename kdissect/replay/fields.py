@@ -1,8 +1,8 @@
 """The table of fields: what each field of Kafka's messages means, for translation and comparison.
 
 `fields.toml` explains the kinds. A kind follows from Kafka's mark of a field (its entity type) and
-from its name, so fields of a new version or API are known if they use the names that Kafka always
-uses. Files of `--rules` have rows of the same table.
+from its name. So a field of a new version or API is known if it has one of Kafka's usual names.
+Files of `--rules` have rows of the same table.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ Kafka over TLS is carried as ciphertext, from the record with the first open fra
 that `tls.session` needs to decrypt it is carried too; the secrets come from the key log each time.
 A TLS connection without secrets is not read. One whose records no longer decrypt is given up.
 
-A connection is *given up* if its open exchanges are completed as they are. That happens if it
-carries more bytes than a limit when a window begins, or was idle for longest while all together
-exceed the limits, or if a message with secrets (`secret_apis`) would have to be carried.
+A connection is *given up* if its open exchanges are completed as they are. That happens in three
+cases: it carries too many bytes when a window begins; it was idle for longest, and all together
+exceed the limits; or it would have to carry a message with secrets (`secret_apis`).
 
 An anomaly of an exchange comes with the exchange. Any other one comes when the bytes at its place
 are carried no more. A packet whose bytes come later than that is counted in `Counts.late`.

@@ -27,9 +27,9 @@ first byte after the SYN, or the lowest captured byte if there is no SYN.
 
 *Pieces.* The pieces of a stream are disjoint and ordered. Where segments overlap, the bytes
 captured first win. Segments in order are copied. Otherwise the starts and ends of all segments
-divide the stream into cells, and each segment, in order of capture, takes those that are still
-free, which takes n log n steps for any overlaps. Bytes between pieces are missing. So are bytes
-after the last piece that the peer acknowledged or that precede the FIN's sequence number.
+divide the stream into cells. Each segment, in order of capture, takes those that are still free: n
+log n steps for any overlaps. Bytes between pieces are missing. So are bytes after the last piece
+that the peer acknowledged or that precede the FIN's sequence number.
 
 *Counters* of a direction: a segment is *retransmitted* if one of its captured bytes was captured
 before. It is *out of order* if it starts before the highest byte seen so far and all its bytes are

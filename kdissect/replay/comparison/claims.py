@@ -1,9 +1,9 @@
 """What a run's answers claim about the state after it, and the comparison with that state.
 
 An answer claims something about the end: an acknowledged batch is in its log with its records, a
-committed offset is the group's, an ended transaction has ended and its records are visible or not,
-a created topic exists with its configs. Later requests to the same resource may change that, and a
-request without an answer leaves it unknown. Only claims that nothing later touches are checked.
+committed offset is the group's, a transaction has ended, a created topic exists with its configs.
+Later requests to the same resource may change that, and a request without an answer leaves it
+unknown. Only claims that nothing later touches are checked.
 
 The claims also say what an answer in the middle of the run may show: a transaction that the run has
 ended is not described as Ongoing. A config that the run has set is right as it was set, although

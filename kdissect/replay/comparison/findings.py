@@ -1,16 +1,16 @@
 """The findings of a run: its differences in groups, what would hurt first, followers folded.
 
 A difference may follow from an earlier one: records are missing since a Produce was refused, a
-member is unknown since its group never formed. If an answer has only such differences, and an
-earlier answer about the same topic, partition, group or transaction differs, its exchange is
-counted in the finding of the earlier one, with the errors and fields that differ in it.
+member is unknown since its group never formed. Suppose that an answer has only such differences,
+and an earlier one about the same topic, partition, group or transaction differs. Then its exchange
+is counted in the finding of the earlier one, with the errors and fields that differ in it.
 
 `causes.toml` says which kinds can follow. It has words beside a difference, with the settings of
 the target that decide it. `release_changes.toml` has what a Kafka release changes by design:
 configs, defaults, features, errors. Such a difference is told once, apart from findings; another
-value of a config stays a finding. The releases of the captured broker and of the target are known
-by the API versions that they offer, and so is the way from ZooKeeper to KRaft, which is a change of
-its own at any release. The versions of an API follow from the releases themselves.
+value of a config stays a finding. The API versions that the captured broker and the target offer
+tell their releases. They also tell the way from ZooKeeper to KRaft, a change of its own at any
+release. The versions of an API follow from the releases themselves.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose t
 committed, from the end of that transaction on. Offsets of an aborted transaction never count, and
 those of an open one not yet, if no byte of its client is missing. A commit is undecided if the
 capture lacks its answer or the end of its transaction. A partition has neither a last commit nor a
-lag if its latest commit is undecided, or if its connection misses bytes of requests after that,
-which may be a later commit. Ends and commits from before a topic was deleted, or got another ID, do
-not count.
+lag if its latest commit is undecided. The same holds if its connection misses bytes of requests
+after that, which may be a later commit. Ends and commits from before a topic was deleted, or got
+another ID, do not count.
 """
 
 from __future__ import annotations
