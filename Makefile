@@ -29,7 +29,7 @@ demo: $(STAMP) java
 	$(VENV)/bin/kdissect dissect "captures/*.pcap*" --keylog captures/tls13.keylog --out out/demo --overwrite
 
 test: $(STAMP) java
-	$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(TESTS)
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-all: $(STAMP) java
 	$(PY) -m pytest --timeout 0 --hypothesis-profile many -m "heavy or not heavy"
@@ -74,7 +74,7 @@ lowest: $(STAMP) java
 	$(VENV)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o out/lowest.txt
 	$(VENV)/bin/uv pip install --quiet --python out/lowest/bin/python -r out/lowest.txt \
 	  dpkt hypothesis pytest pytest-randomly pytest-timeout pytest-xdist
-	out/lowest/bin/python -m pytest -n 2 --dist loadgroup $(LOWEST)
+	out/lowest/bin/python -m pytest -n 2 --dist loadfile $(LOWEST)
 
 clean:
 	rm -rf out build kdissect/machine_code dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests import material
 from tests.processes import Done, Run
@@ -40,22 +41,28 @@ settings.load_profile("few")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(wrapper=True)  # groups before xdist reads them, order after pytest-randomly's
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Groups tests by their file, and all files that need Spark into one: they share a session.
+PIPELINE = "tests/pipeline/"
 
-    That group and the truth tests are the longest. They come first, so that short files end a run.
+
+class _ByFile(LoadFileScheduling):
+    """Gives whole files to a worker, so that it makes their fixtures once.
+
+    All files of pipelines go to one worker: they share a Spark session.
     """
-    with_spark = {
-        item.path
-        for item in items
-        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("heavy")
-    }
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else file))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return PIPELINE if nodeid.startswith(PIPELINE) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)  # after pytest-randomly's
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Puts the longest tests first, so that short files end a run: of pipelines, then of truth."""
     yield
-    items.sort(key=lambda item: (item.path not in with_spark, "truth" not in item.path.parts))
+    items.sort(key=lambda item: (PIPELINE not in item.nodeid, "truth" not in item.path.parts))
 
 
 # Tests that skip in a clone, and the reasons that a machine may have. Others fail `--expect-skips`.
