@@ -31,7 +31,13 @@ _END = {False: "the responses came at once after it", True: "the capture ends be
 POLLS = ("Fetch", "ShareFetch")
 
 
-@kind("latency")
+# a request that waited so long, answered or not
+_SIGNS = f"""requests
+  WHERE wait = 'answer' AND ms_between(request_end_time, response_time) >= {STALL_MS}
+  OR status = 'response_missing' AND api NOT IN {HELD_APIS}"""
+
+
+@kind("latency", _SIGNS)
 def broker_stall(evidence: Evidence) -> Iterator[Incident]:
     """Yield the stalls of each broker.
 

@@ -67,25 +67,21 @@ _BOUNDS = f"""
 """
 
 
-@kind("overview")
+_GAPS = "anomalies WHERE kind = 'gap' AND byte_count > 0"
+
+
+@kind("overview", _GAPS)
 def capture_loss(evidence: Evidence) -> Iterator[Incident]:
     """Yield the captures that lack bytes of Kafka connections between captured ones.
 
     It begins when the first gap was over at the latest. It ends in the middle of the bounds of the
     last gap. Gaps that may be from one moment begin and end with the bounds that they share.
     """
-    evidence.run(
-        """
-        CREATE TEMP TABLE gaps AS
-        SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM anomalies
-        WHERE kind = 'gap' AND byte_count > 0
-        """
-    )
-    if not evidence.rows("FROM gaps LIMIT 1"):
-        return
     rows = evidence.rows(
         f"""
-        WITH timed AS ({_BOUNDS}
+        WITH gaps AS (
+          SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM {_GAPS}
+        ), timed AS ({_BOUNDS}
         ), totals AS (
           SELECT sum(request_byte_count + response_byte_count) AS bytes,
             sum(request_missing_byte_count + response_missing_byte_count) AS missing
@@ -102,7 +98,7 @@ def capture_loss(evidence: Evidence) -> Iterator[Incident]:
           any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
           c.truncated_packet_count AS truncated,
           (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
-          list(DISTINCT t.connection_id ORDER BY t.connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list_sort(list(DISTINCT t.connection_id))[:{EVIDENCE_MAX}] AS connection_ids
         FROM timed t JOIN captures c USING (capture_id), totals
         GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
         ORDER BY start, path
@@ -150,10 +146,12 @@ _JUMPS = f"""
 """
 
 
-@kind("overview")
+@kind("overview", "exchanges")
 def clock_step(evidence: Evidence) -> Iterator[Incident]:
     """Yield the steps back of each capture, as packets show them, and its steps forward."""
     evidence.run(_JUMPS)
+    if not evidence.has("clock_jumps"):
+        return
     yield from _clock_steps(evidence, _STEPS_BACK, "back")
     yield from _clock_steps(evidence, _STEPS_FORWARD, "forward")
 
@@ -234,7 +232,7 @@ def _clock_steps(evidence: Evidence, steps: str, direction: str) -> Iterator[Inc
         )
 
 
-@kind("overview")
+@kind("overview", "captures")
 def capture_unread(evidence: Evidence) -> Iterator[Incident]:
     """Yield each reason for which parts of the capture say nothing, once.
 
@@ -275,16 +273,18 @@ def capture_unread(evidence: Evidence) -> Iterator[Incident]:
             yield evidence.incident(row, severity, evidence.captures, text)
 
 
-@kind("anomalies")
+_SERIOUS = "anomalies WHERE severity = 'error' AND kind <> 'gap'"
+
+
+@kind("anomalies", _SERIOUS)
 def malformed_data(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of the serious anomalies, if there are any but missing bytes."""
     for row in evidence.rows(
         f"""
-        SELECT list(DISTINCT kind ORDER BY kind) AS kinds, count(*) AS anomalies,
+        SELECT list_sort(list(DISTINCT kind)) AS kinds, count(*) AS anomalies,
           count(DISTINCT exchange_id) AS requests, min(coalesce(time, first_time)) AS start,
           max(coalesce(time, last_time)) AS stop, {IDS}
-        FROM (SELECT kind, exchange_id, connection_id FROM anomalies
-          WHERE severity = 'error' AND kind <> 'gap')
+        FROM (SELECT kind, exchange_id, connection_id FROM {_SERIOUS})
         LEFT JOIN (SELECT exchange_id, time FROM requests) USING (exchange_id)
         LEFT JOIN (SELECT connection_id, first_time, last_time FROM sessions)
           USING (connection_id)

@@ -19,7 +19,11 @@ PROOF_S = 60
 _HELD_FOR_OTHERS = ("ShareFetch", "JoinGroup", "SyncGroup")
 
 
-@kind("network")
+_DEAD = f"""requests WHERE status IN ('response_missing', 'connection_closed')
+  AND api NOT IN {_HELD_FOR_OTHERS}"""
+
+
+@kind("network", _DEAD)
 def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
     """Yield the connections that died while they were idle, for each client and broker.
 
@@ -36,11 +40,9 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
           SELECT r.connection_id, a.answered, min(r.request_time) AS asked,
             arg_min(coalesce(f.request.max_wait_ms, 0), r.request_time) AS wait_ms,
             count(*) AS requests, list(r.exchange_id ORDER BY r.request_time) AS ids
-          FROM requests r JOIN alive a USING (connection_id)
+          FROM (FROM {_DEAD}) r JOIN alive a USING (connection_id)
           LEFT JOIN api_fetch f USING (exchange_id)
-          WHERE r.status IN ('response_missing', 'connection_closed')
-            AND r.request_time > a.answered AND r.api NOT IN {_HELD_FOR_OTHERS}
-          GROUP BY ALL
+          WHERE r.request_time > a.answered GROUP BY ALL
         ), dead AS (
           SELECT q.*, s.client, s.broker, s.last_time,
             s.close_reason = 'rst' AND s.closed_by = 'broker' AS is_reset,
@@ -80,7 +82,11 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("errors")
+_CLOSED = f"""requests WHERE status = 'connection_closed' AND is_unanswered
+  AND api NOT IN {HELD_APIS}"""
+
+
+@kind("errors", _CLOSED)
 def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
     """Yield the requests of each client whose connection closed before the response.
 
@@ -91,10 +97,9 @@ def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
         f"""
         SELECT r.client, min(r.time) AS start, max(s.last_time) AS stop, count(*) AS requests,
           sum(epoch_us(s.last_time - r.time)) / 1e3 AS lost_ms,
-          list(DISTINCT api ORDER BY api) AS apis, {BROKERS}, {IDS}
-        FROM requests r JOIN (SELECT connection_id, last_time FROM sessions) s
+          list_sort(list(DISTINCT api)) AS apis, {BROKERS}, {IDS}
+        FROM (FROM {_CLOSED}) r JOIN (SELECT connection_id, last_time FROM sessions) s
           USING (connection_id)
-        WHERE r.status = 'connection_closed' AND r.is_unanswered AND r.api NOT IN {HELD_APIS}
         GROUP BY r.client ORDER BY start, r.client
         """
     )
@@ -114,7 +119,7 @@ _AGAIN = "(request_retransmitted_segment_count + response_retransmitted_segment_
 _ALL = "(request_segment_count + response_segment_count)"
 
 
-@kind("network")
+@kind("network", f"sessions WHERE is_kafka AND {_AGAIN} > 0")
 def retransmissions(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of all connections, which names the worst."""
     for row in evidence.rows(

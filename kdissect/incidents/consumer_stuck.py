@@ -21,7 +21,7 @@ LENGTH_MS = 5000
 PAUSE_MS = 30_000
 
 
-@kind("topics")
+@kind("topics", "api_fetch")
 def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
     answers = fetch_answers("exchange_id IN (SELECT exchange_id FROM repeated_positions)")
@@ -34,6 +34,8 @@ def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
         """
     )
     evidence.run(_REPEATED)
+    if not evidence.has("repeated_positions"):
+        return
     rows = evidence.rows(
         f"""
         WITH states AS (

@@ -21,7 +21,7 @@ CLIENTS_MAX = 3  # that a text names
 _BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 
 
-@kind("errors")
+@kind("errors", "requests WHERE failed")
 def request_errors(evidence: Evidence) -> Iterator[Incident]:
     """Yield the errors of each API that pass."""
     for row in _api_errors(evidence):
@@ -32,7 +32,7 @@ def request_errors(evidence: Evidence) -> Iterator[Incident]:
             yield _incident(evidence, row, then)
 
 
-@kind("errors")
+@kind("errors", "requests WHERE failed")
 def refused_requests(evidence: Evidence) -> Iterator[Incident]:
     """Yield the errors of each API with which trying again does not help."""
     for row in _api_errors(evidence):
@@ -72,7 +72,7 @@ def _api_errors(evidence: Evidence) -> list[Row]:
         )
         SELECT api, code, longest_ms, lost_ms, count(DISTINCT exchange_id) AS requests,
           min(time) AS start, max(response_time) AS stop, count(DISTINCT client) AS clients,
-          list(DISTINCT client ORDER BY client)[:{CLIENTS_MAX}] AS client_names, {IDS}
+          list_sort(list(DISTINCT client))[:{CLIENTS_MAX}] AS client_names, {IDS}
         FROM errors JOIN ended USING (api, code) GROUP BY ALL ORDER BY start, api, code
         """
     )

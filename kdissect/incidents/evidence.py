@@ -1,7 +1,7 @@
 """The evidence of incidents: the tables that kinds of incidents ask, and their commands.
 
 `Evidence` is a DuckDB database over the views of a table set, with the tables of `make_requests`.
-`find_incidents` adds `sent`, `produced`, `leaders`, `failures` and `outages`.
+`find_incidents` adds `sent` and `leaders`, and kinds of incidents add their own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from kdissect.text import shell_word
 # without a response is no sign of a fault until its time is over.
 HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"
 # SQL of the columns that `Evidence.incident` takes, over rows of requests
-CONNECTION_IDS = (
-    f"list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids"
-)
+CONNECTION_IDS = f"list_sort(list(DISTINCT connection_id))[:{EVIDENCE_MAX}] AS connection_ids"
 IDS = (
     "list(exchange_id ORDER BY time, exchange_id) FILTER (exchange_id IS NOT NULL)"
     f"[:{EVIDENCE_MAX}] AS exchange_ids, {CONNECTION_IDS}"
 )
-BROKERS = "list(DISTINCT broker ORDER BY broker) AS brokers"
+BROKERS = "list_sort(list(DISTINCT broker)) AS brokers"
 
 
 def lasted_ms(row: Row) -> float:
@@ -65,6 +63,13 @@ class Evidence:
         self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}
         more = f" and {len(captures) - 1:,} more" if captures[1:] else ""
         self.captures: str = f"{captures[0]['path']}{more}" if captures else "CAPTURE"
+
+    def has(self, rows: str) -> bool:
+        """Return whether there are such rows. rows: SQL, as it follows FROM.
+
+        It takes less than a tenth of the time that a kind's query takes to plan.
+        """
+        return bool(self.rows(f"SELECT 1 FROM {rows} LIMIT 1"))
 
     def incident(self, row: Row, severity: str, subject: str, text: str, **fields: Any) -> Incident:
         """Return an incident with the times, counts, ids and brokers of a row.

@@ -18,7 +18,7 @@ LOOP_PAUSE_MS = 60_000
 _CAUSE_MAX = 160  # characters
 
 
-@kind("groups")
+@kind("groups", "group_events WHERE event = 'rebalance'")
 def rebalance_loop(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a member that left and joined again several times.
 
@@ -119,7 +119,7 @@ STAYS_MS = 1000
 LATE_PAUSE_MS = 600_000  # twice the default of max.poll.interval.ms
 
 
-@kind("groups")
+@kind("groups", "group_events WHERE event = 'leave'")
 def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups whose members polled too late.
 
@@ -160,7 +160,7 @@ def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
     rows = evidence.rows(
         f"""
         SELECT group_id, min(time) AS start, max(coalesce(joins_again, time)) AS stop,
-          count(*) AS leaves, list(DISTINCT client ORDER BY client) AS clients,
+          count(*) AS leaves, list_sort(list(DISTINCT client)) AS clients,
           any_value(timeout_ms) AS timeout_ms,
           max(epoch_us(joins_again - time)) / 1e3 AS late_ms,
           sum(epoch_us(joins_again - time)) / 1e3 AS lost_ms, bool_and(is_said) AS is_said,
@@ -195,9 +195,10 @@ def _late_text(row: Row) -> str:
 
 
 LONG_REBALANCE_MS = 3000
+_LONG = f"group_events WHERE event = 'rebalance' AND duration_ms >= {LONG_REBALANCE_MS}"
 
 
-@kind("groups")
+@kind("groups", _LONG)
 def long_rebalance(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a long rebalance.
 
@@ -209,9 +210,8 @@ def long_rebalance(evidence: Evidence) -> Iterator[Incident]:
           max(g.time + to_milliseconds(g.duration_ms::BIGINT)) AS stop, count(*) AS rebalances,
           max(g.duration_ms) AS longest_ms, sum(g.duration_ms) AS lost_ms,
           {BROKERS}, {IDS}
-        FROM group_events g LEFT JOIN (
+        FROM (FROM {_LONG}) g LEFT JOIN (
           SELECT exchange_id, connection_id, broker FROM requests) USING (exchange_id)
-        WHERE g.event = 'rebalance' AND g.duration_ms >= {LONG_REBALANCE_MS}
         GROUP BY g.group_id ORDER BY start, g.group_id
         """
     )

@@ -67,21 +67,23 @@ Finder = Callable[[Any], Iterator[Incident]]
 class Kind(NamedTuple):
     """A kind of incident; docs/incidents.md explains each.
 
-    section: of the report's page, with the details.
+    section: of the report's page, with the details. signs: SQL of rows, as it follows FROM. If
+    there are none, then there is no such incident.
     """
 
     section: str
+    signs: str
     find: Finder
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(section: str) -> Callable[[Finder], Finder]:
+def kind(section: str, signs: str) -> Callable[[Finder], Finder]:
     """Return a decorator that registers a finder as the kind of its name."""
 
     def register(find: Finder) -> Finder:
-        KINDS[find.__name__] = Kind(section, find)
+        KINDS[find.__name__] = Kind(section, signs, find)
         return find
 
     return register

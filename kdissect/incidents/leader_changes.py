@@ -53,16 +53,21 @@ _SIGNS = (
 )
 
 
-@kind("errors")
+_CODES = ", ".join(f"{code:d}" for code in _SIGNS)
+_REFUSED = f"requests WHERE list_has_any(error_codes, [{_CODES}])"
+_CHANGED = f"""(
+  SELECT topic FROM leaders GROUP BY topic, partition HAVING count(DISTINCT leader) > 1
+  UNION ALL SELECT NULL FROM {_REFUSED})"""
+
+
+@kind("errors", _CHANGED)
 def leader_change(evidence: Evidence) -> Iterator[Incident]:
     """Yield the changes of leaders, those of one moment together.
 
     Clients find out by an error of the old leader, and then by Metadata: the first sign is the
     start.
     """
-    codes = ", ".join(f"{code:d}" for code in _SIGNS)
-    failed = f"SELECT exchange_id FROM requests WHERE list_has_any(error_codes, [{codes}])"
-    answers = fetch_answers(f"exchange_id IN ({failed})")
+    answers = fetch_answers(f"exchange_id IN (SELECT exchange_id FROM {_REFUSED})")
     changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
     rows = evidence.rows(
         f"""
@@ -75,7 +80,7 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
           FROM (
             SELECT topic, partition, exchange_id, error FROM sent
             UNION ALL SELECT topic, partition, exchange_id, error FROM ({answers})
-          ) JOIN requests USING (exchange_id) WHERE error IN ({codes})
+          ) JOIN requests USING (exchange_id) WHERE error IN ({_CODES})
         ), seen AS (
           FROM leaders
           -- a broker that refuses was the leader before, if the capture begins after Metadata
@@ -91,7 +96,7 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
           SELECT exchange_id, response_time AS time, unnest(topics) AS topic
           FROM exchanges
           WHERE api_name IN ('Produce', 'Fetch', 'ListOffsets', 'OffsetForLeaderEpoch')
-            AND list_has_any(error_codes, [{codes}])
+            AND list_has_any(error_codes, [{_CODES}])
         ), noticed AS (
           SELECT c.topic, c.partition, c.leader, c.old_leader, c.time AS known, c.exchange_id,
             min(e.time) AS failed, count(e.exchange_id) AS requests,
@@ -105,7 +110,7 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
           GROUP BY ALL
         )
         SELECT old_leader, run, min(time) AS start, max(known) AS stop,
-          list(DISTINCT leader ORDER BY leader) AS leaders, sum(requests)::BIGINT AS requests,
+          list_sort(list(DISTINCT leader)) AS leaders, sum(requests)::BIGINT AS requests,
           list(topic || '-' || partition ORDER BY topic, partition) AS partitions,
           flatten(list(error_ids ORDER BY time, topic, partition))
             || list(exchange_id ORDER BY time, topic, partition) AS exchange_ids,

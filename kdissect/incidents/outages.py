@@ -27,6 +27,8 @@ SHUTDOWN_S = 60
 # Clients that get answers to these from another broker go on with their work there.
 _DATA_APIS = "('Produce', 'Fetch', 'ShareFetch')"
 
+_IS_FAILED = "coalesce(refused, false) OR unanswered_syn_count >= syn_count"
+_FAILED = f"sessions WHERE syn_count > 0 AND ({_IS_FAILED})"
 _FAILURES = f"""
 CREATE TEMP TABLE failures AS
 WITH attempts AS (
@@ -35,8 +37,7 @@ WITH attempts AS (
       AS is_clients,
     count(*) FILTER (NOT is_failed)
       OVER (PARTITION BY broker ORDER BY first_time, connection_id) AS era
-  FROM (SELECT *, coalesce(refused, false) OR unanswered_syn_count >= syn_count AS is_failed
-    FROM sessions WHERE syn_count > 0)
+  FROM (SELECT *, {_IS_FAILED} AS is_failed FROM sessions WHERE syn_count > 0)
 ), failed AS (
   SELECT broker, broker_ip, era, min(first_time) AS first_failed, max(last_time) AS last_failed,
     sum(syn_count)::BIGINT AS syns, count(*) AS attempts, count(*) FILTER (refused) AS refusals,
@@ -124,12 +125,6 @@ LEFT JOIN moved m USING (broker, era)
 """
 
 
-def make_outages(evidence: Evidence) -> None:
-    """Create the table, from `leaders`."""
-    evidence.run(_FAILURES)
-    evidence.run(_OUTAGES)
-
-
 # A client that starts early or races with a restart fails once or twice, then succeeds.
 ATTEMPTS_MIN = 3
 LENGTH_MIN_MS = 1000
@@ -137,9 +132,11 @@ LENGTH_MIN_MS = 1000
 ONE_NODE = timedelta(milliseconds=250)
 
 
-@kind("network")
+@kind("network", _FAILED)
 def broker_unreachable(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the outages, those of one node's listeners together."""
+    """Create `outages`, and yield them, those of one node's listeners together."""
+    evidence.run(_FAILURES)
+    evidence.run(_OUTAGES)
     nodes: list[list[Row]] = []
     for row in evidence.rows(
         "FROM outages WHERE era > 0 OR back IS NOT NULL OR NOT is_advertised ORDER BY start, broker"
@@ -242,13 +239,20 @@ _BOOTSTRAP_APIS = (
 )
 
 
-@kind("network")
+@kind("network", "brokers")
 def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
     """Yield the addresses with failed attempts only, then those that clients never tried.
 
     Clients reach the bootstrap address and nothing else. It is the cluster's mistake, or a name
     that clients cannot resolve.
     """
+    if evidence.has(_FAILED):
+        yield from _unreached(evidence)
+    yield from _unseen(evidence)
+
+
+def _unreached(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the outages of advertised addresses that no client ever reached."""
     rows = evidence.rows(
         f"""
         WITH connected AS (
@@ -277,7 +281,6 @@ def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
             f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none "
             "worked. Check advertised.listeners of that broker.",
         )
-    yield from _unseen(evidence)
 
 
 def _unseen(evidence: Evidence) -> Iterator[Incident]:

@@ -1,9 +1,11 @@
 """Produced batches: written twice, in another order than they were sent, or inefficient.
 
-The table `produced` has the batches that producers sent, with the offsets that brokers gave them. A
-row is a partition of a Produce request; `first_offset` and `error` are those of its response, null
+The table `sent` has the batches that producers sent, with the offsets that brokers gave them. A row
+is a partition of a Produce request; `first_offset` and `error` are those of its response, null
 without one. `is_lost`: the batch may have been appended, or not, and its producer cannot know;
-false if the capture may lack the response. `content` is a hash of keys and values, for batches that
+false if the capture may lack the response.
+
+The table `produced` has two more columns. `content` is a hash of keys and values, for batches that
 may be copies of another one. `room`: offsets between a batch and the one before it, which may
 belong to a batch without an offset; null for the first batch of a partition.
 """
@@ -48,8 +50,8 @@ _CONTENTS = f"""
 """
 
 
-def make_produced(evidence: Evidence) -> None:
-    """Create the table."""
+def make_sent(evidence: Evidence) -> None:
+    """Create the table `sent`."""
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
     evidence.run(
         f"""
@@ -61,9 +63,16 @@ def make_produced(evidence: Evidence) -> None:
           coalesce(o.error IN ({codes}), r.is_unanswered) AS is_lost
         FROM batches b JOIN requests r USING (exchange_id)
         LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
-          AND (o.topic = b.name OR o.topic_id = b.topic_id);
+          AND (o.topic = b.name OR o.topic_id = b.topic_id)
+        """
+    )
 
-        CREATE TEMP TABLE produced AS
+
+def _make_produced(evidence: Evidence) -> None:
+    """Create the table `produced`, unless another kind has."""
+    evidence.run(
+        f"""
+        CREATE TEMP TABLE IF NOT EXISTS produced AS
         SELECT s.*, c.content, first_offset - lag(first_offset + records)
           OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
         FROM sent s LEFT JOIN ({_CONTENTS}) c USING (exchange_id, topic, partition)
@@ -75,7 +84,7 @@ def make_produced(evidence: Evidence) -> None:
 AGAIN_S = 300
 
 
-@kind("topics")
+@kind("topics", "sent WHERE is_lost")
 def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice.
 
@@ -83,6 +92,7 @@ def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
     (KIP-98). Without idempotence, or from a producer with a new id or epoch, the broker takes both.
     Offsets are the proof: those of later batches leave room for the batch without a response.
     """
+    _make_produced(evidence)
     rows = evidence.rows(
         f"""
         WITH lost AS (
@@ -133,13 +143,14 @@ def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
 
 # A broker has appended a batch that it refuses with this error.
 _APPENDED = f"{ErrorCode.DUPLICATE_SEQUENCE_NUMBER:d}"
+_FAILED = f"is_lost OR error NOT IN (0, {_APPENDED})"
 # The batches in partitions with a failed one. Each row names the first attempt of its batch.
 # `is_repetition`: it is the only attempt with an offset, and all attempts have the same records.
 _SENDS = f"""
     CREATE TEMP TABLE sends AS
     WITH failed AS (
       SELECT DISTINCT topic, partition FROM produced
-      WHERE is_lost OR error NOT IN (0, {_APPENDED})
+      WHERE {_FAILED}
     ), tried AS (
       SELECT p.* FROM produced p JOIN failed USING (topic, partition) WHERE base_ms >= 0
     ), attempts AS (
@@ -157,7 +168,7 @@ _SENDS = f"""
 """
 
 
-@kind("topics")
+@kind("topics", f"sent WHERE {_FAILED}")
 def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that lie in another order than they were sent.
 
@@ -167,6 +178,7 @@ def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
     names may be several. If the first attempt may have been appended, the offsets must leave no
     room for it.
     """
+    _make_produced(evidence)
     evidence.run(_SENDS)
     rows = evidence.rows(
         f"""
@@ -235,7 +247,7 @@ PLAIN_BYTES_MIN = 1_000_000
 SMALL_RECORDS, SMALL_BATCHES_MIN = 2, 1000
 
 
-@kind("topics")
+@kind("topics", "record_batches WHERE source = 'produce'")
 def inefficient_batches(evidence: Evidence) -> Iterator[Incident]:
     """Yield the producers that write many bytes in batches of single records, or uncompressed.
 

@@ -16,21 +16,24 @@ LOOP_MIN = 3
 PAUSE_MS = 60_000
 
 
-@kind("errors")
+_CODES = ", ".join(f"{code:d}" for code in REFUSALS)
+_REFUSED = f"api IN ('SaslAuthenticate', 'SaslHandshake') AND error_code IN ({_CODES})"
+_CUT = "api = 'SaslToken' AND status = 'connection_closed'"
+
+
+@kind("errors", f"requests WHERE {_REFUSED} OR {_CUT}")
 def login_failures(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed logins of each client at each broker."""
-    codes = ", ".join(f"{code:d}" for code in REFUSALS)
     rows = evidence.rows(
         f"""
         WITH logins AS (
           SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
         ), refusals AS (
-          FROM requests WHERE api IN ('SaslAuthenticate', 'SaslHandshake')
-            AND error_code IN ({codes})
+          FROM requests WHERE {_REFUSED}
           -- before KIP-152 a broker closes the connection instead of an answer to a token
           UNION ALL SELECT r.* REPLACE (s.last_time AS response_time, s.client AS client)
           FROM requests r JOIN sessions s USING (connection_id)
-          WHERE r.api = 'SaslToken' AND r.status = 'connection_closed' AND s.closed_by = 'broker'
+          WHERE {_CUT} AND s.closed_by = 'broker'
         ), refused AS (
           SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began
           FROM refusals r JOIN sessions s USING (connection_id)
@@ -76,7 +79,10 @@ _TEXTS = {
 }
 
 
-@kind("security")
+_TLS = "sessions WHERE is_tls OR coalesce(request_tls_alert, response_tls_alert) IS NOT NULL"
+
+
+@kind("security", _TLS)
 def tls_failure(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed handshakes, then the certificates that are not valid or expire soon.
 

@@ -18,7 +18,7 @@ _MOMENT_MS, _CHANCE = 100, 0.01
 _ANSWERS = "(FROM requests WHERE wait = 'answer' AND service_ms IS NOT NULL AND NOT is_broker)"
 
 
-@kind("latency")
+@kind("latency", f"{_ANSWERS} WHERE service_ms > {API_SLOW_MS}")
 def slow_api(evidence: Evidence) -> Iterator[Incident]:
     """Yield the slow APIs."""
     rows = evidence.rows(
@@ -48,7 +48,7 @@ def slow_api(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("latency")
+@kind("latency", f"{_ANSWERS} WHERE service_ms > {CLIENT_SLOW_MS}")
 def slow_client(evidence: Evidence) -> Iterator[Incident]:
     """Yield the clients for which an API's responses take much longer than for its other clients.
 
@@ -121,7 +121,7 @@ SHARE_MIN = 0.5
 SHORT_PAUSE_MS = 2000
 
 
-@kind("latency")
+@kind("latency", f"requests WHERE upload_ms >= {SHORT_UPLOAD_MS}")
 def slow_upload(evidence: Evidence) -> Iterator[Incident]:
     """Yield the slow uploads of each client to each broker.
 
@@ -144,7 +144,7 @@ def slow_upload(evidence: Evidence) -> Iterator[Incident]:
             count(*) AS requests, sum(upload_ms) AS upload_ms, max(upload_ms) AS longest_ms,
             sum(upload_ms) + sum(coalesce(service_ms, 0)) AS whole_ms,
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-            list(DISTINCT connection_id ORDER BY connection_id) AS connection_ids
+            list_sort(list(DISTINCT connection_id)) AS connection_ids
           FROM slow_runs GROUP BY client, broker, run
           HAVING longest_ms >= {UPLOAD_MS} OR (upload_ms >= {SUSTAINED_MS}
             AND upload_ms >= {SHARE_MIN} * ms_between(min(time), max(request_end_time)))
@@ -191,22 +191,21 @@ QUOTA_PAUSE_MS = 30_000
 # Shorter waits are what a quota is for; a client notices them no more than a slow network.
 QUOTA_WAIT_MS = 1000
 # A quota of requests throttles every API (KIP-124), and one of bytes only these.
+_WAITS = "requests WHERE throttle_time_ms > 0"
 _QUOTAS = {("Produce",): "of bytes written ", ("Fetch",): "of bytes read "}
 
 
-@kind("throttling")
+@kind("throttling", _WAITS)
 def throttled(evidence: Evidence) -> Iterator[Incident]:
     """Yield the waits of each client for a quota, with the quota that its APIs suggest.
 
     The broker names the wait in its response (`throttle_time_ms`); since Kafka 2.0 it also ignores
     the connection for that time (KIP-219).
     """
-    waits = """(
-      SELECT * REPLACE (response_time AS time) FROM requests WHERE throttle_time_ms > 0
-    )"""
+    waits = f"(SELECT * REPLACE (response_time AS time) FROM {_WAITS})"
     rows = evidence.rows(
         f"""
-        SELECT client, run, list(DISTINCT api ORDER BY api) AS apis, min(time) AS start,
+        SELECT client, run, list_sort(list(DISTINCT api)) AS apis, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
           sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
           {BROKERS}, {IDS}

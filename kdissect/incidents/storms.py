@@ -20,6 +20,10 @@ class Storm(NamedTuple):
     length_ms: int
     rate: int  # a second
 
+    def signs(self, key: str, rows: str) -> str:
+        """Return SQL of the keys with enough rows, as it follows FROM."""
+        return f"(SELECT 1 FROM {rows} GROUP BY {key} HAVING count(*) >= {self.count_min})"
+
     def found(self, count: str) -> str:
         """Return SQL of the condition for a group of rows. count: its column."""
         return f"""
@@ -40,7 +44,7 @@ METADATA = Storm(30, pause_ms=1000, length_ms=3000, rate=3)
 RETRIES = Storm(20, pause_ms=1000, length_ms=2000, rate=3)
 
 
-@kind("network")
+@kind("network", CONNECTIONS.signs("client, broker", "sessions WHERE handshake_seen"))
 def connection_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client, such as a producer per record.
 
@@ -72,7 +76,7 @@ def connection_storm(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("traffic")
+@kind("traffic", METADATA.signs("client", "requests WHERE api = 'Metadata'"))
 def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client.
 
@@ -101,7 +105,7 @@ def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("errors")
+@kind("errors", RETRIES.signs("client, api, error_name", "requests WHERE failed"))
 def retry_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client, API and error."""
     # by the times of the errors: requests that wait in a queue are no answer to them

@@ -15,7 +15,10 @@ LONG_S = 10
 _READ_COMMITTED = 1
 
 
-@kind("transactions")
+_COMMITTED = f"request.isolation_level = {_READ_COMMITTED}"
+
+
+@kind("transactions", f"api_fetch WHERE {_COMMITTED}")
 def transaction_open(evidence: Evidence) -> Iterator[Incident]:
     """Yield the transactions that blocked readers, or the partitions if none was captured.
 
@@ -23,7 +26,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
     the first offset of an open transaction. Fetch responses show it below the high watermark, and
     at the same value.
     """
-    answers = fetch_answers(f"request.isolation_level = {_READ_COMMITTED}")
+    answers = fetch_answers(_COMMITTED)
     rows = evidence.rows(
         f"""
         WITH states AS (
@@ -60,7 +63,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
           coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
           list_sort(list(DISTINCT topic || '-' || partition)) AS partitions,
           max(high - stable) AS waiting,
-          list(DISTINCT client ORDER BY client) AS clients,
+          list_sort(list(DISTINCT client)) AS clients,
           {BROKERS},
           sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
           max(epoch_us(stop) - epoch_us(start)) / 1e3 AS lost_ms,
@@ -97,7 +100,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
 _WORDS = {"abort": "aborted", "fenced": "fenced", "open": "without an end in the capture"}
 
 
-@kind("transactions")
+@kind("transactions", "transactions WHERE outcome <> 'commit'")
 def failed_transactions(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of all producers, which names the one with most such transactions."""
     counts = ", ".join(f"count(*) FILTER (outcome = '{name}') AS {name}" for name in _WORDS)
