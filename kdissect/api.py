@@ -31,7 +31,7 @@ from kdissect.pipeline.append import (
 )
 from kdissect.pipeline.filters import any_of, time_ns
 from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
-from kdissect.pipeline.plan import RunPlan, manifest_inputs, planned
+from kdissect.pipeline.plan import Runner, RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
 from kdissect.pipeline.table_set import absolute, commit, dataset, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
@@ -513,9 +513,11 @@ def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     """Open a table set in a folder or at a URL of an object store; rows are read on first use.
 
     path: one set, or several that then appear as one, for example one of each day.
-    Raises CaptureError if there is no table set of this format, or if a capture is in two of them.
+    Raises CaptureError if there is no table set of this format, no path, or a capture in two sets.
     """
     sets = [_opened(root, read_manifest(root)) for root in paths_of(path)]
+    if not sets:
+        raise CaptureError("no table set: no path was given")
     return sets[0] if len(sets) == 1 else joined_sets(sets)
 
 
@@ -690,10 +692,7 @@ class _Run:
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
         """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
         an existing set are among them."""
-        from kdissect.pipeline import spark as on_spark
-
-        in_tasks = None if self.spark is None else on_spark.in_tasks(self.spark)
-        with planned(paths, options, self.spool, in_tasks) as plan:
+        with planned(paths, options, self.spool, self._in_tasks()) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(self.target, options, plan)
@@ -704,8 +703,13 @@ class _Run:
 
     def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
-        with planned_append(append, self.spool) as plan:
+        with planned_append(append, self.spool, self._in_tasks()) as plan:
             return self._done(plan, append, None, {"read_again": None})
+
+    def _in_tasks(self) -> Runner | None:
+        from kdissect.pipeline import spark as on_spark
+
+        return None if self.spark is None else on_spark.in_tasks(self.spark)
 
     def _done(
         self, plan: RunPlan, append: AppendPlan | None, reason: str | None, append_entry: Any

@@ -108,6 +108,12 @@ def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
         tables.write(out)
 
 
+def test_no_set_is_named() -> None:
+    """The error is that of a wrong path."""
+    with pytest.raises(kdissect.CaptureError, match="no path was given"):
+        kdissect.open([])
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [

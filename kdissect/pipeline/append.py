@@ -58,11 +58,12 @@ from kdissect.capture.inputs import STDIN, InputFile, find_captures
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import Before, RunPlan, hashed, planned_inputs
+from kdissect.pipeline.plan import Before, Runner, RunPlan, hashed, planned_inputs
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import COUNTS, read_state
+from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
-from kdissect.pipeline.table_set import absolute, has_set, read_manifest
+from kdissect.pipeline.table_set import MANIFEST, absolute, has_set, read_manifest
 from kdissect.stories.events import SCHEMAS
 from kdissect.tables.schemas import FORMAT_VERSION
 
@@ -89,7 +90,12 @@ def extended(
     manifest = read_manifest(out)
     before = manifest["options"]
     _check_same(out, before, options)
-    kept = [str(item["path"]) for item in manifest["inputs"] if _is_there(out, item, reason)]
+    written = SetFolder(out).written_time(MANIFEST)
+    kept = [
+        str(item["path"])
+        for item in manifest["inputs"]
+        if _is_there(out, item, written, f"; it must be read again: {reason}" if reason else "")
+    ]
     ports = dict.fromkeys([*before.get("ports", ()), *options.ports])
     keylog = dict.fromkeys([*before.get("keylog", ()), *options.keylog])
     if options.keylog:  # a key log named now may replace one that is gone
@@ -100,23 +106,27 @@ def extended(
     )
 
 
-def _is_there(out: str, item: dict[str, Any], reason: str) -> bool:
-    """Return whether a capture can be read again. False for a file that was no capture the first
-    time. Raises CaptureError if it is gone, or has lost the bytes that were read."""
+def _is_there(out: str, item: dict[str, Any], written: float, why: str) -> bool:
+    """Return whether a capture can be read again; a file that was no capture is not.
+
+    written: when the set was, in s since 1970. why: the end of an error. Raises CaptureError if it
+    is gone, or has lost the bytes that were read.
+    """
     if not item.get("is_capture", True):
         return False
     if is_remote(item["path"]):
         return True  # checked when it is opened
     path = Path(item["path"])
-    why = f"; it must be read again: {reason}" if reason else ""
     if not path.is_file():
         raise CaptureError(f"{path}: the tables in {out} were made from it, and it is gone{why}")
-    if path.stat().st_size < item["size"]:
+    state = path.stat()
+    if state.st_size < item["size"]:
         raise CaptureError(
             f"{path}: the tables in {out} were made from it when it had {item['size']} bytes; "
-            f"it has {path.stat().st_size} now{why}"
+            f"it has {state.st_size} now{why}"
         )
-    if item["sha256"] not in (None, hashed(str(path), item["size"])):
+    is_new = state.st_mtime > written or state.st_size > item["size"]
+    if is_new and item["sha256"] not in (None, hashed(str(path), item["size"])):
         raise CaptureError(
             f"{path}: the tables in {out} were made from other bytes of that name{why}"
         )
@@ -240,10 +250,14 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
 
 
 @contextmanager
-def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPlan]:
-    """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
-    ends, or have IP fragments or secrets of TLS."""
-    with planned_inputs(append.inputs, append.options, spool_dir) as plan:
+def planned_append(
+    append: AppendPlan, spool_dir: str | None, in_tasks: Runner | None
+) -> Iterator[RunPlan]:
+    """The plan of a run over the new inputs. in_tasks: as for `planned`.
+
+    Raises ReadAgainError if they begin before the set ends, or have IP fragments or secrets of TLS.
+    """
+    with planned_inputs(append.inputs, append.options, spool_dir, in_tasks) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < append.before.known["end_ns"] - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")

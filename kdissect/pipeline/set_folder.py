@@ -85,6 +85,12 @@ class SetFolder:
             info = self.store.get_file_info(self.root)
         return bool(info.is_file)
 
+    def written_time(self, name: str) -> float:
+        """When a file was written, in s since 1970; 0 if the store does not tell."""
+        with self._errors():
+            info = self.store.get_file_info(self.path(name))
+        return (info.mtime_ns or 0) / 1e9
+
     def read(self, name: str) -> bytes | None:
         """All bytes of a small file; None if it does not exist."""
         data = None

@@ -10,7 +10,7 @@ import pytest
 import kdissect
 from kdissect import accounts
 from kdissect.errors import OutputError
-from kdissect.pipeline import local
+from kdissect.pipeline import local, spark
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
@@ -331,6 +331,25 @@ def test_a_capture_that_grew_while_it_was_read_is_read_again(tmp_path, in_proces
     assert tables.manifest["append"] == {"read_again": f"{part} is not what it was"}
     assert count < tables.exchanges.num_rows
     check(tables, [part])
+
+
+def test_tasks_walk_over_new_captures(tmp_path, in_process, monkeypatch):
+    """As in a run over all captures, the driver does not unpack the captures of an append."""
+    captures = rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts", ".gz")
+    walked = []
+
+    def in_tasks(_):
+        def run(call, items):
+            walked.extend(item.path for group in items for item in group)
+            return [call(item) for item in items]
+
+        return run
+
+    monkeypatch.setattr(spark, "in_tasks", in_tasks)
+    monkeypatch.setattr(spark, "run", lambda _, *plan: local.staged_run(*plan))
+    for capture in captures:
+        kdissect.dissect("a session", capture, tmp_path / "tables", append=True)
+    assert walked == captures
 
 
 def test_a_capture_that_was_replaced_is_refused(halves):
