@@ -6,8 +6,8 @@ evidence. Resynchronising late loses a few messages; resynchronising wrongly los
 it, because a wrong size skips over it. So a position scores points for its own frame and for the
 next two (four, if a request has no client id). A contradiction in any of them rejects it.
 
-*Requests* have a size, a known api key and version, a correlation id a little above the last one,
-and a client id that is null or printable and often occurred before on the connection.
+*Requests* have a size, a known api key and version, and a correlation id a little above the last
+one. Their client id is null or printable, and often occurred before on the connection.
 
 *Responses* have a size and a correlation id only. Inside other responses, record batches (batch
 length, leader epoch), arrays of small integers and legacy message sets resemble them. So a

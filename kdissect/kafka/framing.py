@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A walk is either on a certain boundary, or searches for one (`frame_search.py`). On a certain
 boundary, the size prefix gives the position of the next one, so a gap inside a frame does no harm.
-The walk searches where a capture begins in the middle, after a gap over a size prefix, and after a
-size or header that no frame has (negative, beyond the limit, text of another protocol).
+The walk searches where a capture begins in the middle, and after a gap over a size prefix. It also
+searches after a size or header that no frame has: negative, beyond the limit, or other text.
 
 Requests are framed first, without responses. Responses are framed with the requests at hand: the
 correlation id of a pending request is the evidence that a search needs. A whole response to such a

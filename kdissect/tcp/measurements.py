@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 One walk over the segments of a connection, in assembly order, updates a record of the connection
-and one of each side. The records contain everything that the walk needs to continue, so the walk of
-a later window begins with the records of the earlier one and skips the segments that it counted.
+and one of each side. The records contain everything that the walk needs to continue. So the walk of
+a later window begins with the records of the earlier one, and skips the segments that it counted.
 Sequence numbers stay as they are in segments, modulo 2^32.
 
 *Round-trip times.* One segment of a side is timed at a time, until the peer acknowledges its last
