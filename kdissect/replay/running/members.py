@@ -30,25 +30,18 @@ from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
 from kdissect.replay.target.connection import ConnectFailed, Links
 from kdissect.replay.translation.nodes import node_of
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.messages import (
-    MEMBER_HEARTBEATS,
-    REJOINING_APIS,
-    apis,
-    codes,
-    decoded,
-    member_of,
-    request_of,
-    response_of,
-)
+from kdissect.replay.workload import messages
 
 if TYPE_CHECKING:
     from kdissect.replay.running.runner import Lane
 
 LATE_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
 CHECK_S = 0.25
-_MEMBER_APIS = MEMBER_HEARTBEATS | apis("JoinGroup SyncGroup Heartbeat OffsetCommit LeaveGroup")
-_READING_APIS = apis("ListGroups DescribeGroups")
-_REMOVED = codes("UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH")
+_MEMBER_APIS = messages.MEMBER_HEARTBEATS | messages.apis(
+    "JoinGroup SyncGroup Heartbeat OffsetCommit LeaveGroup"
+)
+_READING_APIS = messages.apis("ListGroups DescribeGroups")
+_REMOVED = messages.codes("UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH")
 
 Member = tuple[str, str]  # captured group and member id
 Ask = Callable[[Links, int | None, bytes], Awaitable[Attempt]]  # node, frame
@@ -89,7 +82,7 @@ class Members:
         step, api_key = outcome.step, outcome.step.exchange.api_key
         if api_key in _READING_APIS:
             step.is_racing |= self._has_lost_session(step, outcome.sent_ns)
-        request = request_of(step.exchange) if api_key in _MEMBER_APIS else None
+        request = messages.request_of(step.exchange) if api_key in _MEMBER_APIS else None
         if request is None:
             return
         group, own = request.body["group_id"], request.body.get("member_id") or ""
@@ -102,7 +95,7 @@ class Members:
         elif api_key == ApiKey.LEAVE_GROUP:
             for member in [own, *(each["member_id"] for each in request.body.get("members") or ())]:
                 self._members.pop((group, member), None)
-        elif api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] < 0:
+        elif api_key in messages.MEMBER_HEARTBEATS and request.body["member_epoch"] < 0:
             self._members.pop((group, own), None)
 
     def _has_lost_session(self, step: Step, now_ns: int) -> bool:
@@ -122,14 +115,14 @@ class Members:
         self._joining.pop(step.number, None)
         if api_key not in _MEMBER_APIS or outcome.answer is None:
             return
-        request, captured = request_of(step.exchange), response_of(step.exchange)
-        answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+        request, captured = messages.request_of(step.exchange), messages.response_of(step.exchange)
+        answer = messages.decoded(outcome.answer, "response", api_key, outcome.api_version)
         bodies = [each.body for each in (captured, answer) if each is not None]
         if request is None or len(bodies) < 2 or any(each.get("error_code") for each in bodies):
             return
-        member = member_of(step.exchange)
+        member = messages.member_of(step.exchange)
         if api_key == ApiKey.JOIN_GROUP or (
-            api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] == 0
+            api_key in messages.MEMBER_HEARTBEATS and request.body["member_epoch"] == 0
         ):
             session_ns = request.body.get("session_timeout_ms", 0) * 1_000_000
             chosen = member[0], bodies[0]["member_id"] or member[1]
@@ -140,7 +133,7 @@ class Members:
         elif (joined := self._members.get(member)) is not None:
             if api_key == ApiKey.SYNC_GROUP:
                 joined.sync = step
-            elif api_key in MEMBER_HEARTBEATS:
+            elif api_key in messages.MEMBER_HEARTBEATS:
                 joined.last = outcome
 
     async def keep(self, now: Callable[[], int]) -> None:
@@ -182,8 +175,8 @@ class Members:
 
     async def before_again(self, step: Step) -> None:
         """Bring the members of a request's groups up to date before it is sent again."""
-        own = member_of(step.exchange)
-        if step.exchange.api_key in REJOINING_APIS:
+        own = messages.member_of(step.exchange)
+        if step.exchange.api_key in messages.REJOINING_APIS:
             joined = self._members.get(own)
             if joined is not None and not joined.is_busy:
                 syncs = step.exchange.api_key != ApiKey.SYNC_GROUP
@@ -193,7 +186,7 @@ class Members:
                     await self._busy(joined, self._heartbeat(own, joined))
             return
         for member, joined in self._present(set(step.named("group"))):
-            is_own = member == own and step.exchange.api_key in MEMBER_HEARTBEATS
+            is_own = member == own and step.exchange.api_key in messages.MEMBER_HEARTBEATS
             if not joined.is_classic and not is_own:
                 await self._busy(joined, self._heartbeat(member, joined))
 

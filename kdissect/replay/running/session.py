@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kdissect.errors import EnvironmentFailed
+from kdissect.replay import model
+from kdissect.replay.comparison import latency
 from kdissect.replay.comparison.claims import compare_states
 from kdissect.replay.comparison.findings import (
     Explainer,
@@ -20,37 +22,15 @@ from kdissect.replay.comparison.findings import (
     find,
 )
 from kdissect.replay.comparison.judge import Answers, Judge, Noise, is_evidence, unanswered
-from kdissect.replay.comparison.latency import (
-    captured_latencies,
-    compare_latencies,
-    latencies_of,
-    notes_of,
-)
 from kdissect.replay.fields import FieldTable, built_in_fields
-from kdissect.replay.model import (
-    DELETE_EXISTING,
-    LATENCY,
-    Judgement,
-    Outcome,
-    ReplayPlan,
-    RunFinding,
-    TranslateOptions,
-    Verdict,
-)
 from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunResult, not_begun
+from kdissect.replay.target import guard
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.guard import (
-    SAME_CLUSTER,
-    check_cluster,
-    check_existing,
-    create_topics,
-    find_existing,
-)
 from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
@@ -59,7 +39,7 @@ from kdissect.replay.workload.messages import EARLIEST
 
 
 @dataclass(frozen=True)
-class SessionOptions(TranslateOptions):
+class SessionOptions(model.TranslateOptions):
     """The options of a replay.
 
     answer_timeout_s: as of `Runner`.
@@ -85,7 +65,7 @@ LACKS_MAX = 20  # lines about what the target lacks; the rest is counted
 
 
 async def replay(
-    plan: ReplayPlan,
+    plan: model.ReplayPlan,
     target: Target,
     options: SessionOptions,
     against: Target | None = None,
@@ -121,7 +101,7 @@ class _Session:
     notes: for the results. controls: the control runs that came to their end.
     """
 
-    plan: ReplayPlan
+    plan: model.ReplayPlan
     target: Target
     against: Target | None
     options: SessionOptions
@@ -170,13 +150,13 @@ class _Session:
             if options.reset:
                 await run.reset(options.reset)
             await run.target.probe()
-            if SAME_CLUSTER not in self.plan.options.allow:
-                check_cluster(self.plan.workload.facts, run.target)
-            run.existing = await find_existing(run.target, run.effects)
+            if guard.SAME_CLUSTER not in self.plan.options.allow:
+                guard.check_cluster(self.plan.workload.facts, run.target)
+            run.existing = await guard.find_existing(run.target, run.effects)
         except EnvironmentFailed as error:
             return str(error)
         if not options.into_existing:
-            check_existing(run.target, run.existing)
+            guard.check_existing(run.target, run.existing)
         if not run.is_control:
             await self._compare_start(run)
         return ""
@@ -201,12 +181,12 @@ class _Session:
         plan, target, options = self.plan, planned.target, self.options
         if options.reset and (reason := await self._prepare(planned)):
             return not_begun(plan, reason)
-        is_protected = DELETE_EXISTING not in plan.options.allow
+        is_protected = model.DELETE_EXISTING not in plan.options.allow
         kept = planned.existing if is_protected else ()
         ids = IdMap(plan, planned.options, kept, target.cluster)
         try:
             if options.makes_topics:
-                self.notes += await create_topics(plan, target, planned.options.renames)
+                self.notes += await guard.create_topics(plan, target, planned.options.renames)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
@@ -224,9 +204,9 @@ class _Session:
 
     def _results(self, run: RunResult) -> Results:
         for each in run.outcomes:
-            each.judgement = unanswered(each) or Judgement()
+            each.judgement = unanswered(each) or model.Judgement()
             if run.answers is None and each.error:  # it never began, whatever the capture has
-                each.judgement = Judgement(Verdict.ERROR, reason=each.error)
+                each.judgement = model.Judgement(model.Verdict.ERROR, reason=each.error)
         options, notes = self.options, self.notes
         return Results(self.plan, run, self.target, options.pace, options.fail_on, notes=notes)
 
@@ -245,7 +225,7 @@ class _Session:
         releases = Releases.between(captured, self.target.versions)
         allow_changes(releases, outcomes)
         results.findings = self._end_findings(run)
-        if LATENCY in self.options.fail_on:
+        if model.LATENCY in self.options.fail_on:
             results.findings += self._slower(outcomes)
         if (baseline := self.options.baseline) is not None:
             baseline.accept(outcomes)
@@ -266,7 +246,7 @@ class _Session:
         most. Notes name rules of the user that allowed nothing."""
         table, used = self.options.table, set[str]()
         references: Sequence[Answers | None] = self._references() if self.against else []
-        judged: list[list[Judgement]] = []
+        judged: list[list[model.Judgement]] = []
         for reference in references or [None]:
             judge = Judge(run, table, reference)
             judge.judge()
@@ -280,7 +260,7 @@ class _Session:
             if rule.is_own and rule.name not in used and rule.is_allowance
         ]
 
-    def _excuse_noise(self, outcomes: list[Outcome]) -> None:
+    def _excuse_noise(self, outcomes: list[model.Outcome]) -> None:
         """Tolerate what differs between the control runs; notes name these fields."""
         noise, (first, *others) = Noise(), self._references()
         for other in others:
@@ -297,7 +277,7 @@ class _Session:
             )
         ]
 
-    def _end_findings(self, run: RunResult) -> list[RunFinding]:
+    def _end_findings(self, run: RunResult) -> list[model.RunFinding]:
         """Findings about the end state that the control runs do not have."""
         if run.state is None:
             return []
@@ -313,20 +293,22 @@ class _Session:
             findings += [each for each in compared if each.subject not in known]
         return findings
 
-    def _slower(self, outcomes: list[Outcome]) -> list[RunFinding]:
+    def _slower(self, outcomes: list[model.Outcome]) -> list[model.RunFinding]:
         """Findings about latencies; notes say what they do not prove."""
-        controls = [latencies_of(each.outcomes) for each in self.controls]
-        tests = compare_latencies(
-            self.plan, controls or [captured_latencies(self.plan)], latencies_of(outcomes)
+        controls = [latency.latencies_of(each.outcomes) for each in self.controls]
+        tests = latency.compare_latencies(
+            self.plan,
+            controls or [latency.captured_latencies(self.plan)],
+            latency.latencies_of(outcomes),
         )
-        self.notes += notes_of(tests, control_count=len(controls))
+        self.notes += latency.notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]
 
 
-def _findings(judgement: Judgement) -> tuple[bool, int]:
+def _findings(judgement: model.Judgement) -> tuple[bool, int]:
     """A rank that is lower for a judgement with fewer findings."""
     count = sum(not each.rule for each in judgement.differences)
-    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
+    return judgement.verdict in (model.Verdict.DIFFERENT, model.Verdict.ERROR), count
 
 
 # -- around a run -----------------------------------------------------------------------------

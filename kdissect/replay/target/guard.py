@@ -23,19 +23,7 @@ from ipaddress import ip_address
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
-from kdissect.replay.model import (
-    ADMIN,
-    CLASSES,
-    DELETE_EXISTING,
-    READ,
-    WRITING_CLASSES,
-    Mode,
-    OptionError,
-    ReplayPlan,
-    SkipCode,
-    TopicFacts,
-    WorkloadFacts,
-)
+from kdissect.replay import model
 from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import await_partitions
@@ -46,7 +34,7 @@ from kdissect.text import plural, visible
 Address = tuple[str, int]
 Name = tuple[str, str]  # kind, the target's name
 SAME_CLUSTER = "same-cluster"  # allowed beside classes: the captured cluster is the target
-_BESIDE = (DELETE_EXISTING, SAME_CLUSTER)
+_BESIDE = (model.DELETE_EXISTING, SAME_CLUSTER)
 # resources of `planning.resources` -> kind of name
 _KIND_OF = {
     **dict.fromkeys(("log", "topic"), "topic"),
@@ -67,39 +55,39 @@ def parse_allow(values: Iterable[str]) -> frozenset[str]:
     often as given. Raises OptionError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     for name in sorted(names):
-        if name not in (*CLASSES, *_BESIDE):
-            known = ", ".join((*WRITING_CLASSES, *_BESIDE))
-            raise OptionError(f"--allow {name}: classes are {known}")
-    return frozenset(names) & {*WRITING_CLASSES, *_BESIDE}
+        if name not in (*model.CLASSES, *_BESIDE):
+            known = ", ".join((*model.WRITING_CLASSES, *_BESIDE))
+            raise model.OptionError(f"--allow {name}: classes are {known}")
+    return frozenset(names) & {*model.WRITING_CLASSES, *_BESIDE}
 
 
-def not_allowed(plan: ReplayPlan) -> dict[str, int]:
+def not_allowed(plan: model.ReplayPlan) -> dict[str, int]:
     """Steps that --allow would add, by class."""
     counts: dict[str, int] = {}
     for step in plan.steps:
-        if step.skipped is not None and step.skipped.code is SkipCode.NOT_ALLOWED:
+        if step.skipped is not None and step.skipped.code is model.SkipCode.NOT_ALLOWED:
             counts[step.step_class] = counts.get(step.step_class, 0) + 1
-    return {name: counts[name] for name in CLASSES if name in counts}
+    return {name: counts[name] for name in model.CLASSES if name in counts}
 
 
-def check_address(facts: WorkloadFacts, host: str, port: int) -> None:
+def check_address(facts: model.WorkloadFacts, host: str, port: int) -> None:
     """Refuse an address that the capture shows, before anything is sent. Raises OptionError."""
     captured: set[Address] = set(facts.listeners) | set(facts.brokers.values())
     ours = {(host.lower(), port)} | {(each, port) for each in _resolve(host)}
     known = {(name.lower(), number) for name, number in captured}
     known |= {(_plain(name), number) for name, number in known}
     if found := sorted(ours & known):
-        raise OptionError(
+        raise model.OptionError(
             f"{show_address(host, port)} is an address of the captured cluster "
             f"({show_address(*found[0])}); if this is meant, say --allow same-cluster"
         )
 
 
-def check_cluster(facts: WorkloadFacts, target: Target) -> None:
+def check_cluster(facts: model.WorkloadFacts, target: Target) -> None:
     """Refuse the captured cluster's id, before the first replayed request. Raises OptionError."""
     cluster_id = target.cluster.cluster_id
     if cluster_id in facts.cluster_ids:
-        raise OptionError(
+        raise model.OptionError(
             f"{target} belongs to the captured cluster (id {cluster_id}); if this is meant, say "
             "--allow same-cluster"
         )
@@ -144,7 +132,7 @@ class Effects:
 
 
 def effects_of(
-    plan: ReplayPlan,
+    plan: model.ReplayPlan,
     *,
     makes_topics: bool = False,
     renames: Mapping[tuple[str, str], str] | None = None,
@@ -161,7 +149,7 @@ def effects_of(
     for topic in topics_to_make(plan) if makes_topics else ():
         effects.made["topic", renames.get(("topic", topic.name), topic.name)] = None
     for step in plan.steps:
-        if step.skipped is not None or step.step_class == READ:
+        if step.skipped is not None or step.step_class == model.READ:
             continue
         names = effects.written
         if step.exchange.api_key == ApiKey.CREATE_TOPICS:
@@ -170,22 +158,22 @@ def effects_of(
             names = effects.deleted
         for resource, mode in step.accesses:
             kind = _KIND_OF.get(resource[0])
-            if kind is None or mode not in (Mode.WRITE, Mode.COMMUTING_WRITE):
+            if kind is None or mode not in (model.Mode.WRITE, model.Mode.COMMUTING_WRITE):
                 continue
             if kind != "topic" or resource[1] not in internal:
                 names[kind, renames.get((kind, resource[1]), resource[1])] = None
     return effects
 
 
-def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
+def topics_to_make(plan: model.ReplayPlan) -> list[model.TopicFacts]:
     """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
     for one that is not there. Internal topics are left out."""
     made: dict[int, set[str]] = {ApiKey.CREATE_TOPICS: set(), ApiKey.METADATA: set()}
     for step in plan.steps:
         if step.skipped is None and step.exchange.api_key in made:
-            written = [resource for resource, mode in step.accesses if mode is Mode.WRITE]
+            written = [resource for resource, mode in step.accesses if mode is model.Mode.WRITE]
             made[step.exchange.api_key] |= {each[1] for each in written if each[0] == "topic"}
-    if ADMIN not in plan.options.allow:
+    if model.ADMIN not in plan.options.allow:
         made[ApiKey.METADATA].clear()  # then Metadata makes nothing
     return [
         topic
@@ -225,7 +213,7 @@ def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
     if len(holding) > SHOWN_NAMES:
         holding[SHOWN_NAMES:] = [f"{len(holding) - SHOWN_NAMES} more"]
     if holding:
-        raise OptionError(
+        raise model.OptionError(
             f"{target} has data or members under names that the replay would write to: "
             f"{', '.join(holding)}; if this is meant, say --into-existing"
         )
@@ -235,7 +223,7 @@ def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
 
 
 async def create_topics(
-    plan: ReplayPlan, target: Target, renames: Mapping[tuple[str, str], str]
+    plan: model.ReplayPlan, target: Target, renames: Mapping[tuple[str, str], str]
 ) -> list[str]:
     """Create the plan's topics that the target has not, wait for their leaders, and refresh its
     metadata.
@@ -274,7 +262,7 @@ async def create_topics(
 
 
 async def _ask_to_make(
-    target: Target, wanted: Mapping[str, TopicFacts]
+    target: Target, wanted: Mapping[str, model.TopicFacts]
 ) -> dict[str, tuple[int, str]]:
     """CreateTopics, to the controller; error code and text by name. Raises ConnectFailed."""
     version = target.version(ApiKey.CREATE_TOPICS)

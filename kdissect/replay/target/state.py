@@ -29,16 +29,8 @@ from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
 from kdissect.replay.target.settling import ENDING, SETTLE_S, TXN
-from kdissect.replay.workload.messages import (
-    GROUP_KEY,
-    TOPIC_CONFIG,
-    TOPIC_RESOURCE,
-    Body,
-    CapturedTopics,
-    bodies,
-    entries,
-    partitions,
-)
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import Body
 from kdissect.text import plural, visible
 
 READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer one is not read
@@ -193,12 +185,12 @@ class _Reader:
         while offset < extent.end:
             asked = _fetch(log, offset, is_committed)
             body = await self._target.ask(ApiKey.FETCH, asked, leader, last=_FETCH_BY_NAME)
-            _, _, partition = next(partitions(body), (None, 0, {"error_code": None}))
+            _, _, partition = next(messages.partitions(body), (None, 0, {"error_code": None}))
             why = "no answer" if partition["error_code"] is None else ""
             if partition["error_code"]:
                 why = error_name(partition["error_code"])
             data, reached = partition.get("records") or b"", offset
-            aborted.listed += entries(partition.get("aborted_transactions"))
+            aborted.listed += messages.entries(partition.get("aborted_transactions"))
             for batch in batches_of(data):
                 reached = max(reached, batch.header.last_offset + 1)
                 if not aborted.ends(batch) and batch.header.last_offset >= offset:
@@ -216,7 +208,7 @@ class _Reader:
 
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
-        resources = [(TOPIC_RESOURCE, name) for name in self._topics]
+        resources = [(messages.TOPIC_RESOURCE, name) for name in self._topics]
         for node_id in sorted(self._target.cluster.nodes):
             resources.append((_BROKER_RESOURCE, str(node_id)))
             asked = [
@@ -230,12 +222,12 @@ class _Reader:
                     self._add_configs(result)
 
     def _add_configs(self, result: Body) -> None:
-        name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
+        name, is_topic = result["resource_name"], result["resource_type"] == messages.TOPIC_RESOURCE
         found: dict[int | None, dict[str, str]] = {}  # by their source
         for each in result["configs"]:
             found.setdefault(each.get("config_source"), {})[each["name"]] = each["value"] or ""
         if is_topic:
-            self.state.configs[self._captured("topic", name)] = found.get(TOPIC_CONFIG, {})
+            self.state.configs[self._captured("topic", name)] = found.get(messages.TOPIC_CONFIG, {})
         found.pop(_DEFAULT_CONFIG, None)
         settings = self.state.settings.setdefault(f"{'topic' if is_topic else 'broker'} {name}", {})
         for configs in found.values():
@@ -246,12 +238,12 @@ class _Reader:
         if (self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP) or 0) < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
         name = self._new.get(("group", group), group)
-        node = await self._target.coordinator(GROUP_KEY, name)
+        node = await self._target.coordinator(messages.GROUP_KEY, name)
         asked = {"group_id": name, "topics": None}
         body = await self._target.ask(ApiKey.OFFSET_FETCH, asked, node, last=_ONE_GROUP)
         if body.get("error_code"):
             self.state.unread[f"group {group}"] = error_name(body["error_code"])
-        for topic, number, each in partitions(body):
+        for topic, number, each in messages.partitions(body):
             if each["error_code"] == 0 and each["committed_offset"] >= 0:
                 key = group, self._captured("topic", topic["name"]), number
                 self.state.commits[key] = each["committed_offset"]
@@ -313,7 +305,7 @@ def _fetch(log: Log, offset: int, isolation_level: int) -> Body:
 def starting_state(plan: ReplayPlan) -> State:
     """The state that the answers to the requests of a plan depend on, beside what these write:
     topics, logs with their first and last offsets, commits."""
-    state, names = State(), CapturedTopics(plan.workload.facts)
+    state, names = State(), messages.CapturedTopics(plan.workload.facts)
     steps = [step for step in plan.steps if step.skipped is None]
     used = {resource for step in steps for resource, _ in step.accesses}
     for topic in topics_to_make(plan):
@@ -322,7 +314,7 @@ def starting_state(plan: ReplayPlan) -> State:
     written: dict[Log, float] = {}  # first offsets that requests write
     for step in steps:
         if step.exchange.api_key == ApiKey.PRODUCE:
-            request, response = bodies(step.exchange)
+            request, response = messages.bodies(step.exchange)
             results = dict(names.logs(response))
             for log, _ in names.logs(request):
                 offset = _written_offset(results.get(log))
@@ -330,7 +322,7 @@ def starting_state(plan: ReplayPlan) -> State:
     internal = {name for name, topic in plan.workload.facts.topics.items() if topic.is_internal}
     committed: set[tuple[str, str, int]] = set()  # by requests of the plan
     for step in steps:
-        request, response = bodies(step.exchange)
+        request, response = messages.bodies(step.exchange)
         if step.exchange.api_key == ApiKey.FETCH:
             for log, partition in names.logs(response):
                 if log[0] not in internal:

@@ -30,18 +30,8 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
-from kdissect.replay.workload import saved_file
-from kdissect.replay.workload.messages import (
-    NO_API,
-    TOPIC_CONFIG,
-    TOPIC_RESOURCE,
-    Body,
-    apis,
-    bodies,
-    entries,
-    partitions,
-    request_body,
-)
+from kdissect.replay.workload import messages, saved_file
+from kdissect.replay.workload.messages import Body
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids, frame_sizes
 
@@ -57,13 +47,13 @@ _INTERNAL_TOPICS = frozenset(
 )
 # Requests that only brokers and controllers send; never replayed. Admin clients can send
 # WriteTxnMarkers (abortTransaction) and change the voters, so their connection may be a client's.
-INTERNAL_APIS = INTER_BROKER_APIS | apis("WriteTxnMarkers AddRaftVoter RemoveRaftVoter")
+INTERNAL_APIS = INTER_BROKER_APIS | messages.apis("WriteTxnMarkers AddRaftVoter RemoveRaftVoter")
 # Only the listener of a controller answers these.
-_CONTROLLER_LISTENER_APIS = apis(
+_CONTROLLER_LISTENER_APIS = messages.apis(
     "Vote BeginQuorumEpoch EndQuorumEpoch FetchSnapshot BrokerRegistration BrokerHeartbeat "
     "ControllerRegistration UpdateRaftVoter"
 )
-_REPLICAS_APIS = apis("Fetch ListOffsets OffsetForLeaderEpoch")  # they may name a replica
+_REPLICAS_APIS = messages.apis("Fetch ListOffsets OffsetForLeaderEpoch")  # they may name a replica
 
 
 def load_workload(
@@ -144,9 +134,9 @@ def _principal(connection: Connection, is_plain: bool) -> str:
     from its start, without TLS. With a delegation token it is unknown: the user is the
     token's id (KIP-48)."""
     for exchange in connection.exchanges:
-        token = exchange.request if exchange.api_key == NO_API else None
+        token = exchange.request if exchange.api_key == messages.NO_API else None
         if exchange.api_key == ApiKey.SASL_AUTHENTICATE:
-            token = request_body(exchange).get("auth_bytes")
+            token = messages.request_body(exchange).get("auth_bytes")
         if token is not None:
             return "" if _DELEGATION_TOKEN in token else principal_of(token) or ""
     return ANONYMOUS_PRINCIPAL if is_plain else ""
@@ -174,7 +164,7 @@ def _add_exchanges(
             exchange_id=int(found["exchange_id"]),
             connection=-1,
             index=-1,
-            api_key=NO_API if found["is_sasl_token"] else int(found["api_key"]),
+            api_key=messages.NO_API if found["is_sasl_token"] else int(found["api_key"]),
             api_version=int(found["api_version"]),
             client_id=ids[row],
             request=frame(row, REQUEST),
@@ -261,7 +251,7 @@ class _FactsReader:
         reader = self._readers.get(exchange.api_key)
         if reader is not None:
             self._now_ns = exchange.request_time_ns
-            reader(*bodies(exchange))
+            reader(*messages.bodies(exchange))
 
     def _topic(self, name: str) -> TopicFacts:
         new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
@@ -285,15 +275,15 @@ class _FactsReader:
         cluster_id = response.get("cluster_id")
         if cluster_id and cluster_id not in self.facts.cluster_ids:
             self.facts.cluster_ids.append(cluster_id)
-        for broker in entries(response.get("brokers")):
+        for broker in messages.entries(response.get("brokers")):
             node = broker.get("node_id", broker.get("broker_id"))
             self.facts.brokers[node] = (broker["host"], broker["port"])
-        for entry in entries(response.get("topics")):
-            name, described = entry.get("name"), entries(entry["partitions"])
+        for entry in messages.entries(response.get("topics")):
+            name, described = entry.get("name"), messages.entries(entry["partitions"])
             if name and entry["error_code"] != 0:
                 self._topic(name)
             elif name:
-                replicas = [len(entries(each.get("replica_nodes"))) for each in described]
+                replicas = [len(messages.entries(each.get("replica_nodes"))) for each in described]
                 most = max(replicas, default=0)
                 topic = self._seen(name, entry.get("topic_id"), len(described), most)
                 topic.is_internal |= bool(entry.get("is_internal"))
@@ -301,13 +291,13 @@ class _FactsReader:
     def _create_topics(self, request: Body, response: Body) -> None:
         if request.get("validate_only"):
             return
-        results = {entry["name"]: entry for entry in entries(response.get("topics"))}
-        for entry in entries(request.get("topics")):
+        results = {entry["name"]: entry for entry in messages.entries(response.get("topics"))}
+        for entry in messages.entries(request.get("topics")):
             result = results.get(entry["name"])
             if result is None or result["error_code"] != 0:
                 self._topic(entry["name"])
                 continue
-            count = len(entries(entry["assignments"])) or max(entry["num_partitions"], 0)
+            count = len(messages.entries(entry["assignments"])) or max(entry["num_partitions"], 0)
             topic = self._seen(
                 entry["name"],
                 result.get("topic_id"),
@@ -315,31 +305,31 @@ class _FactsReader:
                 max(entry["replication_factor"], result.get("replication_factor", 0)),
             )
             topic.is_created = True
-            configs = {each["name"]: each["value"] for each in entries(entry["configs"])}
+            configs = {each["name"]: each["value"] for each in messages.entries(entry["configs"])}
             topic.configs |= {name: value for name, value in configs.items() if value is not None}
 
     def _create_partitions(self, request: Body, response: Body) -> None:
         if request.get("validate_only"):
             return
-        for entry in entries(response.get("results")):
+        for entry in messages.entries(response.get("results")):
             if not entry["error_code"]:
                 self._seen(entry["name"])
                 self._grown.add(entry["name"])
 
     def _describe_configs(self, request: Body, response: Body) -> None:
-        for result in entries(response.get("results")):
-            if result["resource_type"] != TOPIC_RESOURCE or result["error_code"] != 0:
+        for result in messages.entries(response.get("results")):
+            if result["resource_type"] != messages.TOPIC_RESOURCE or result["error_code"] != 0:
                 continue
             topic = self._seen(result["resource_name"])
-            for config in entries(result["configs"]):
-                is_own = config.get("config_source") == TOPIC_CONFIG or (
+            for config in messages.entries(result["configs"]):
+                is_own = config.get("config_source") == messages.TOPIC_CONFIG or (
                     "config_source" not in config and not config.get("is_default", True)
                 )
                 if is_own and config["value"] is not None and not config["is_sensitive"]:
                     topic.configs.setdefault(config["name"], config["value"])
 
     def _use(self, request: Body, response: Body) -> None:
-        for entry, number, _ in partitions(request):
+        for entry, number, _ in messages.partitions(request):
             if name := entry.get("name") or entry.get("topic"):
                 topic = self._topic(name)
                 if topic.first_time_ns < 0 and not topic.is_created:
@@ -370,7 +360,7 @@ def _is_brokers(exchange: Exchange) -> bool:
         return True
     if exchange.api_key not in _REPLICAS_APIS:
         return False
-    request = request_body(exchange)
+    request = messages.request_body(exchange)
     state = request.get("replica_state") or {}
     return max(request.get("replica_id", -1), state.get("replica_id", -1)) >= 0
 
