@@ -227,14 +227,17 @@ def replay(
     workload: Workload,
     cluster: OtherCluster,
     *,
-    plan_options: PlanOptions | None = None,
+    plan: ReplayPlan | None = None,
     options: TranslateOptions | None = None,
     rules: Iterable[str] = (),
     flip: Any = None,
 ) -> Replayed:
-    """Send every request to the made-up cluster, in the captured order. flip(step, message) may
-    change an answer, like a proxy between."""
-    plan = make_plan(workload, plan_options or everything())
+    """Send every request to the made-up cluster, in the captured order.
+
+    plan: of the workload, if several replays share it. flip(step, message) may change an answer,
+    like a proxy between.
+    """
+    plan = plan or make_plan(workload, everything())
     ids = IdMap(plan, options)
     translator = Translator(ids)
     translator.ids.target.learn_metadata(cluster.metadata())

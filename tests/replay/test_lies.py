@@ -6,13 +6,15 @@ reports, with the reason.
 
 import copy
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kdissect.codec.message import Message
-from kdissect.replay.model import Verdict, Workload
+from kdissect.replay.model import ReplayPlan, Verdict, Workload
 from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.workload import messages
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.material import CAPTURES as SHARED
@@ -59,10 +61,29 @@ PASSES = {
 SHARE_FOUND = 0.92  # of each capture; 97 % of all shipped ones together
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _decoded_once() -> Iterator[None]:
+    """Each replay looks at the same captured messages: all are kept, not only the latest."""
+    kept = functools.lru_cache(10_000)(messages.decoded.__wrapped__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "decoded", kept)
+        yield
+
+
 @functools.cache
 def workload(name: str) -> Workload:
     path = needed(SHARED / name) if "/" in name else CAPTURES / name
     return load_workload([str(path)])
+
+
+@functools.cache
+def plan(name: str) -> ReplayPlan:
+    return make_plan(workload(name), everything())
+
+
+@functools.cache
+def twin(name: str) -> OtherCluster:
+    return OtherCluster(workload(name))
 
 
 def has_room(name: str, lie: Lie) -> bool:
@@ -75,7 +96,7 @@ def has_room(name: str, lie: Lie) -> bool:
 def answers(name: str) -> dict[str, list[Message]]:
     """The captured answers that a replay compares, by API."""
     found: dict[str, list[Message]] = {}
-    for step in make_plan(workload(name), everything()).steps:
+    for step in plan(name).steps:
         response = response_of(step.exchange)
         if step.skipped is None and response is not None:
             found.setdefault(step.api_name, []).append(response)
@@ -86,7 +107,7 @@ def told(name: str, lie: Lie | None = None) -> tuple[Replayed, int]:
     """A replay against the twin of a capture, and how many answers lied."""
     liar = None if lie is None else Liar(lie)
     flip = None if liar is None else lambda _, message: liar(message)
-    done = replay(workload(name), OtherCluster(workload(name)), flip=flip)
+    done = replay(workload(name), twin(name), plan=plan(name), flip=flip)
     return done, 0 if liar is None else liar.count
 
 
