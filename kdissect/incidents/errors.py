@@ -20,10 +20,36 @@ PASSING_MS = 1000  # an error that ends sooner is of an election or a start
 CLIENTS_MAX = 3  # that a text names
 _BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 
+# A row for each API and error. longest_ms, lost_ms: the longest time, and the sum of the times, from
+# the first error of a run to the client's next response without any; null if an error had none.
+_ERRORS = f"""
+CREATE TEMP TABLE api_errors AS
+WITH answers AS (
+  FROM requests WHERE response_time IS NOT NULL AND api IN (
+    SELECT api FROM requests WHERE failed)
+), errors AS (
+  SELECT *, unnest(error_codes) AS code FROM answers WHERE failed
+), ends AS (
+  SELECT e.api, e.code, e.client, epoch_us(g.response_time - min(e.time)) / 1e3 AS ms
+  FROM errors e ASOF LEFT JOIN (FROM answers WHERE len(error_codes) = 0) g
+    ON e.api = g.api AND e.client = g.client AND e.time < g.time
+  GROUP BY e.api, e.code, e.client, g.response_time
+), ended AS (
+  SELECT api, code, CASE WHEN count(*) = count(ms) THEN max(ms) END AS longest_ms,
+    CASE WHEN count(*) = count(ms) THEN sum(ms) END AS lost_ms
+  FROM ends GROUP BY ALL
+)
+SELECT api, code, longest_ms, lost_ms, count(DISTINCT exchange_id) AS requests,
+  min(time) AS start, max(response_time) AS stop, count(DISTINCT client) AS clients,
+  list_sort(list(DISTINCT client))[:{CLIENTS_MAX}] AS client_names, {IDS}
+FROM errors JOIN ended USING (api, code) GROUP BY ALL
+"""
+
 
 @kind("errors", "requests WHERE failed")
 def request_errors(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the errors of each API that pass."""
+    """Create `api_errors`, and yield the errors of each API that pass."""
+    evidence.run(_ERRORS)
     for row in _api_errors(evidence):
         longest_ms = row["longest_ms"]
         if _is_passing(row) and (longest_ms is None or longest_ms >= PASSING_MS):
@@ -48,34 +74,8 @@ def _is_passing(row: Row) -> bool:
 
 
 def _api_errors(evidence: Evidence) -> list[Row]:
-    """Return a row for each API and error.
-
-    longest_ms, lost_ms: the longest time, and the sum of the times, from the first error of a run
-    to the client's next response without any. None if an error had no such response.
-    """
-    rows = evidence.rows(
-        f"""
-        WITH answers AS (
-          FROM requests WHERE response_time IS NOT NULL AND api IN (
-            SELECT api FROM requests WHERE failed)
-        ), errors AS (
-          SELECT *, unnest(error_codes) AS code FROM answers WHERE failed
-        ), ends AS (
-          SELECT e.api, e.code, e.client, epoch_us(g.response_time - min(e.time)) / 1e3 AS ms
-          FROM errors e ASOF LEFT JOIN (FROM answers WHERE len(error_codes) = 0) g
-            ON e.api = g.api AND e.client = g.client AND e.time < g.time
-          GROUP BY e.api, e.code, e.client, g.response_time
-        ), ended AS (
-          SELECT api, code, CASE WHEN count(*) = count(ms) THEN max(ms) END AS longest_ms,
-            CASE WHEN count(*) = count(ms) THEN sum(ms) END AS lost_ms
-          FROM ends GROUP BY ALL
-        )
-        SELECT api, code, longest_ms, lost_ms, count(DISTINCT exchange_id) AS requests,
-          min(time) AS start, max(response_time) AS stop, count(DISTINCT client) AS clients,
-          list_sort(list(DISTINCT client))[:{CLIENTS_MAX}] AS client_names, {IDS}
-        FROM errors JOIN ended USING (api, code) GROUP BY ALL ORDER BY start, api, code
-        """
-    )
+    """Return a row of `api_errors` for each API and error that is no routine step."""
+    rows = evidence.rows("FROM api_errors ORDER BY start, api, code")
     return [row for row in rows if not routine_reason(row["api"], error_name(row["code"]))]
 
 
