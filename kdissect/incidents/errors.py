@@ -20,8 +20,9 @@ PASSING_MS = 1000  # an error that ends sooner is of an election or a start
 CLIENTS_MAX = 3  # that a text names
 _BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 
-# A row for each API and error. longest_ms, lost_ms: the longest time, and the sum of the times, from
-# the first error of a run to the client's next response without any; null if an error had none.
+# A row for each API and error. longest_ms, lost_ms: the longest time, and the sum of the times,
+# from the first error of a run to the client's next response without any; null if an error had
+# none.
 _ERRORS = f"""
 CREATE TEMP TABLE api_errors AS
 WITH answers AS (
