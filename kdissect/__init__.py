@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kdissect.api import Table, Tables, dissect, read
     from kdissect.api import open_tables as open
+    from kdissect.catalogue import publish
     from kdissect.codec.message import Message, decode_message, encode_message
     from kdissect.datasource import register
     from kdissect.errors import CaptureError, DecodeError, EncodeError, Error, OutputError
@@ -37,6 +38,7 @@ _PUBLIC = {
     "dissect": "kdissect.api",
     "encode_message": "kdissect.codec.message",
     "open": "kdissect.api:open_tables",
+    "publish": "kdissect.catalogue",
     "read": "kdissect.api",
     "register": "kdissect.datasource",
     "stream": "kdissect.folder_stream",
@@ -57,6 +59,7 @@ __all__ = [
     "dissect",
     "encode_message",
     "open",
+    "publish",
     "read",
     "register",
     "stream",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions(OptionGroup):
-    """Options of a run on Spark; all but the last two are those of `kdissect.dissect`."""
+    """Options of a run on Spark; all but the last four are those of `kdissect.dissect`."""
 
     overwrite: bool = False
     append: bool = False
@@ -42,6 +42,8 @@ class RunOptions(OptionGroup):
     hosts: list[str] | None = None
     split_bytes: int | None = None
     spool: str | None = None
+    into: str | None = None
+    format: Literal["iceberg", "delta"] | None = None
     master: str = "local[*]"
     conf: list[str] | None = None
 
@@ -55,6 +57,14 @@ class RunOptions(OptionGroup):
             )
         if self.read_again and not self.append:
             raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
+        if self.format and not self.into:
+            raise typer.BadParameter("--format is for --into", param_hint="--format")
+        if self.into and (self.append or self.keep_state):
+            raise typer.BadParameter(
+                "--append and --keep-state replace rows of an earlier run; tables of a catalogue "
+                "keep them",
+                param_hint="--into",
+            )
         check_spark()
         check_out(out, self.overwrite or self.append)
         period_ns(self.from_, self.until)
@@ -94,13 +104,33 @@ def dissect_command(
 
         with logged_step("start of Spark"):
             spark = start.result()
-        of_run = given(run, "master", "conf")
+        of_run = given(run, "into", "format", "master", "conf")
+        if run.into:
+            from kdissect import catalogue
+
+            catalogue.check(spark, run.into)
         with _progress(spark, sum(item.size for item in inputs), result.quiet):
             tables = api.dissect(spark, captures, out, **of_run, **reading)
+        if run.into:
+            tables.notes.append(_published(spark, out, run.into, run.format or "iceberg"))
     try:
         _print_result(tables, captures, out, result)
     except KeyboardInterrupt:  # the tables are complete
         say(f"interrupted; {out} is written")
+
+
+def _published(spark: SparkSession, out: str, into: str, format: str) -> str:
+    """Append the rows of the set at `out` to tables of a catalogue; returns a note."""
+    from kdissect.catalogue import publish
+
+    try:
+        changed = publish(spark, out, into, format=format)
+    except Error:
+        say(f"{out} is written; kdissect.publish appends what {into} lacks")
+        raise
+    if not changed:
+        return f"{into}: has the rows of this run already"
+    return f"{into}: rows were appended to {len(changed)} tables"
 
 
 def _print_result(tables: Tables, captures: list[str], out: str, result: ResultOptions) -> None:

@@ -155,6 +155,8 @@ def _cancel(spark: SparkSession) -> None:
         time.sleep(0.05)
 
 
+JOB_FAILED = "the Spark job failed: "
+_CALLED = re.compile(r"^An error occurred while calling \S+\n: ")  # py4j's, before the error itself
 _RAISED = re.compile(r"^((?:\w+\.)*\w+(?:Error|Failed|Exception|Interrupt)): (.*)$", re.MULTILINE)
 
 
@@ -194,8 +196,8 @@ def _job_error(error: Exception) -> Exception:
         return EnvironmentFailed(reason)
     if kind.endswith(("AssertionError", "ValueError", "TypeError", "IndexError", "KeyError")):
         return error
-    first = reason or (text.strip().splitlines() or [type(error).__name__])[0]
-    return EnvironmentFailed(f"the Spark job failed: {first}")
+    lines = _CALLED.sub("", text.strip()).splitlines() or [type(error).__name__]
+    return EnvironmentFailed(JOB_FAILED + (reason or lines[0]))
 
 
 def _cut_input(plan: RunPlan) -> EnvironmentFailed | None:

@@ -1,0 +1,73 @@
+"""Rows of table sets in the tables of a Spark catalogue; `catalogue_job` has the checks."""
+
+import os
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+import typer.testing
+
+import kdissect
+from kdissect.catalogue import publish
+from kdissect.cli import app
+from kdissect.errors import OutputError
+from tests.processes import run
+
+RELEASE = ".".join(pyspark.__version__.split(".")[:2])
+REPOSITORY = Path.home() / ".m2" / "repository" / "org" / "apache" / "iceberg"
+
+
+@pytest.fixture
+def iceberg() -> str:
+    """The jar of Iceberg for this Spark: KDISSECT_ICEBERG_JAR, or in Maven's local repository."""
+    name = f"iceberg-spark-runtime-{RELEASE}_2.13"
+    found = [*REPOSITORY.glob(f"{name}/*/{name}-*.jar")]
+    jar = os.environ.get("KDISSECT_ICEBERG_JAR") or max(map(str, found), default="")
+    if not jar:
+        pytest.skip(f"no Iceberg for Spark {RELEASE} (mvn dependency:get, KDISSECT_ICEBERG_JAR)")
+    return jar
+
+
+@pytest.mark.heavy
+@pytest.mark.spark
+def test_iceberg_has_the_rows_of_read(iceberg: str, tmp_path: Path) -> None:
+    """Two runs, the second with more columns; a run that is lost between two tables and repeated;
+    runs that are repeated although they succeeded."""
+    done = run(
+        sys.executable, "-m", "tests.pipeline.catalogue_job", "iceberg", "lake", tmp_path,
+        f"spark.jars={iceberg}",
+        "spark.sql.catalog.lake=org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type=hadoop",
+        f"spark.sql.catalog.lake.warehouse={tmp_path / 'warehouse'}",
+        timeout_s=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_set_with_state_is_refused(captures: Path, tmp_path: Path) -> None:
+    """A later append replaces some of its rows, which a catalogue would keep."""
+    out = tmp_path / "out"
+    kdissect.dissect(None, captures / "kafkajs.pcap.gz", out, keep_state=True)  # type: ignore[arg-type]
+    with pytest.raises(OutputError, match="has saved state"):
+        publish(None, out, "lake.kafka")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--into", "lake.kafka", "--append"], "replace rows of an earlier run"),
+        (["--into", "lake.kafka", "--keep-state"], "replace rows of an earlier run"),
+        (["--format", "delta"], "--format is for --into"),
+    ],
+)
+def test_what_does_not_go_together(
+    captures: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    """One line and exit code 2, before anything is read."""
+    arguments = ["dissect", str(captures / "kafkajs.pcap.gz"), "--out", str(tmp_path / "out")]
+    done = typer.testing.CliRunner().invoke(app, [*arguments, *options])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
