@@ -321,8 +321,11 @@ class _Joiner:
         else:
             start = struct.pack(">BBHHHBBH", 0x45, 0, 0, key.identification, 0, 64, key.protocol, 0)
             start += key.addresses
-        end = total or fragments[-1].end
-        return head_of(start + data, len(start), len(start) + end)
+        end = len(start) + (total or fragments[-1].end)
+        head = head_of(start + data, len(start), end)
+        # an IP header inside the datagram may claim more bytes than the datagram has
+        is_outside = head is not None and head.pos + head.size > end
+        return None if is_outside else head
 
     def _write(self, head: Head, key: Key, fragments: list[Fragment], is_complete: bool) -> None:
         """Write SEGMENT rows for the bytes after the TCP header."""

@@ -13,8 +13,8 @@ from kdissect.kafka.walk import Stream
 from kdissect.tcp.byte_ranges import find
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
-# Before a frame: another one or the stream's beginning, bytes in no frame, or a beginning that was
-# not captured.
+# Before a frame: another one or the stream's beginning, bytes in no frame, or nothing, because the
+# capture begins with the frame.
 NO_HOLE, HOLE, BEGINNING = 0, 1, 2
 
 FRAME = np.dtype(
@@ -135,9 +135,10 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) 
     frame["api_version"] = header["api_version"]
     frame["correlation"] = header["correlation"]
     frame["kind"] = kind
-    frame["hole"] = HOLE if pos != walk["covered"] else NO_HOLE
-    if walk["reason"] == NO_BOUNDARY:
-        frame["hole"] = BEGINNING
+    if pos != walk["covered"]:
+        frame["hole"] = HOLE
+    else:
+        frame["hole"] = BEGINNING if walk["reason"] == NO_BOUNDARY else NO_HOLE
     frame["partner"] = -1
     frame["outcome"] = 0
     frame["is_lost"] = 0

@@ -26,7 +26,10 @@ from kdissect.tcp.byte_ranges import find, read_bytes
 
 THROTTLE_MAX_MS = 3_600_000
 _SIZE_MAX = 1 << 20  # bytes; larger responses are not decoded after a gap
-REFUSED_MAX = 1000  # of a stream; after so many the score of a frame decides, as for larger frames
+# So many of a stream are refused, and one more for each few of its segments. Then the score of a
+# frame decides, as for larger frames. A test takes milliseconds, so it has to be rare.
+REFUSED_MIN = 4
+SEGMENTS_PER_REFUSAL = 8
 
 Pair = tuple[int, int]  # api key, api version
 
@@ -66,15 +69,16 @@ def fits(key: int, version: int, buf: Bytes, start: Positions, end: Positions) -
 def refuse_other_bytes(walk: Row, stream: Stream, requests: Rows) -> None:
     """Continue a walk one byte further if the frame that its search found is no response.
 
-    requests: FRAME[n], among them WALK.request, whose response it would be. After REFUSED_MAX
-    frames of a stream the walk keeps the next ones, so that the time stays linear in the bytes.
+    requests: FRAME[n], among them WALK.request, whose response it would be. After some frames of a
+    stream (REFUSED_MIN) the walk keeps the next ones, so that the time stays linear in the bytes.
     """
     request = requests[walk["request"]]
     key, version = int(request["api_key"]), int(request["api_version"])
     walk["request"] = NO_REQUEST
     pos, size = int(walk["pos"]) + 4, int(walk["header"]["size"])
     index = find(stream.pieces, stream.start, stream.stop, pos)
-    if walk["refused_count"] == REFUSED_MAX or size > _SIZE_MAX:
+    refused_max = REFUSED_MIN + (stream.stop - stream.start) // SEGMENTS_PER_REFUSAL
+    if walk["refused_count"] >= refused_max or size > _SIZE_MAX:
         return
     if not _is_whole(stream, index, pos + size):
         return

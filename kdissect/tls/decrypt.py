@@ -11,9 +11,8 @@ row for each.
 
 *Decrypted bytes travel.* The extents of other exchanges point into captures that every worker can
 read. Plaintext is in no capture, so the plaintext of an exchange's frames travels with its row to
-the task that decodes it (EXTENT.transform 1, `pipeline.exchange_index`), cut into rows of bounded
-size. Sending keys and record numbers would decrypt everything twice and put secrets into every
-later step. Only TLS pays the price, shuffled payload.
+the task that decodes it (`kafka.assembly.Carried`). Sending keys and record numbers would decrypt
+everything twice and put secrets into every later step. Only TLS pays the price, shuffled payload.
 
 *Record numbers.* A record is authentic only with its number, which is not in it (but see
 `Opener.hint`). While nothing is lost the numbers count up. After lost or damaged bytes the number
@@ -88,10 +87,9 @@ from kdissect.tls.session import SESSION_ID_MAX, RecordPoint, Session, TlsState
 
 _CLIENT, SERVER = 0, 1
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
-SEARCH_SHARE = 8  # times the stream's own bytes
+SEARCH_SHARE = 8  # times its captured bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
 OF_HANDSHAKE = -1  # generation of the handshake's own keys
-_ROWS_AT_ONCE = 4096
 
 # Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
 NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
@@ -341,7 +339,7 @@ class _Direction:
     def run(self, has_origin: Marks) -> OpenedStream:
         streams = self._streams
         table = walk_records(streams.pieces, streams.sides, self._stream, has_origin)
-        self._budget = SEARCH_BYTES + SEARCH_SHARE * int(table["size"].sum())
+        self._budget = SEARCH_BYTES + SEARCH_SHARE * int(table["captured"].sum())
         for row in each_record(table):
             self._record(row)
         if self._opened:

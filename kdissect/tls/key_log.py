@@ -29,8 +29,9 @@ _HASHES = {"sha256": hashes.SHA256(), "sha384": hashes.SHA384()}
 
 _LINE = re.compile(
     rb"^[ \t]*(?:(CLIENT_RANDOM|(?:CLIENT|SERVER)_(?:HANDSHAKE_)?TRAFFIC_SECRET(?:_0)?)"
-    rb"[ \t]+([0-9a-fA-F]{64})[ \t]+([0-9a-fA-F]{64,128})"
-    rb"|RSA[ \t]+Session-ID:([0-9a-fA-F]{0,64})[ \t]+Master-Key:([0-9a-fA-F]{96}))[ \t]*\r?$",
+    rb"[ \t]+([0-9a-fA-F]{64})[ \t]+((?:[0-9a-fA-F]{2}){32,64})"
+    rb"|RSA[ \t]+Session-ID:((?:[0-9a-fA-F]{2}){0,32})[ \t]+Master-Key:([0-9a-fA-F]{96}))"
+    rb"[ \t]*\r?$",
     re.MULTILINE,
 )
 
@@ -62,7 +63,7 @@ def read_secrets(texts: Iterable[Text], wanted: set[bytes]) -> Secrets:
             else:
                 name, key, value = SESSION, session, master
             key = bytes.fromhex(key.decode())
-            if key in wanted and len(value) % 2 == 0:
+            if key in wanted:
                 secrets.setdefault((name, key), bytes.fromhex(value.decode()))
     return secrets
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from kdissect.codec.message import Message, encode_message
+from kdissect.kafka import response_bodies
 from tests.builders.captures import Packet
-from tests.builders.frames import framed
-from tests.builders.talks import conversation
+from tests.builders.frames import framed, request, response
+from tests.builders.talks import Gap, Playbook, conversation
 from tests.kafka.other_protocols import PROTOCOLS, read_packets, sized
 
 BROKER = {"node_id": 1, "host": "broker-1", "port": 9092}
@@ -91,3 +92,24 @@ def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:
     for packet in packets:
         moved.append(packet.put(packet.tcp_pos, struct.pack(">HH", ports[1], ports[0])))
     return moved
+
+
+def test_bytes_that_resemble_a_response_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place behind a gap claims to be the response, up to the end: few are decoded."""
+    decoded = 0
+    fits = response_bodies.fits
+
+    def counted(*of: Any) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return fits(*of)
+
+    monkeypatch.setattr(response_bodies, "fits", counted)
+    count = 300
+    claims = [struct.pack(">iiB", 9 * (count - at) - 4, 2001, 0) for at in range(count)]
+    data = b"".join(claims)
+    book = Playbook().syn() >> request(1000) << response(1000) >> request(2001) << Gap(50)
+    for at in range(0, len(data), 1400):
+        book = book << data[at : at + 1400]
+    assert book.exchanges() == [(1000, "paired"), (2001, "paired")]
+    assert 0 < decoded < 10

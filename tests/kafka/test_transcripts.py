@@ -44,6 +44,9 @@ def test_a_queue_behind_a_lost_response_is_unknown() -> None:
     assert list(book.run().exchanges["queued_ns"]) == [0, -1]
     middle = Playbook() >> request(1) << response(1)  # without a hole, nothing came before
     assert list(middle.run().exchanges["queued_ns"]) == [0]
+    inside = Playbook() << response(6, bytes(90))[20:] >> request(7) << response(7) >> request(8)
+    inside = inside << response(8)
+    assert list(inside.run().exchanges["queued_ns"]) == [-1, 0]
 
 
 def test_equal_ids_pair_in_order() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import kdissect
 from tests.builders.captures import Packet, read_packets, write_packets
+from tests.builders.packets import ethernet, ipv4, tcp
 from tests.capture.fragmenting import (
     Fragments,
     doubled,
@@ -203,3 +204,14 @@ def test_an_identification_used_again_is_another_datagram(
         row for row in found.anomalies.to_arrow().to_pylist() if row["kind"] == "overlap_conflict"
     ]
     assert not conflicts
+
+
+def test_a_tunnel_that_claims_more_than_its_datagram(tmp_path: Path) -> None:
+    """The inner IP header announces bytes, and TCP options, that the fragments do not have."""
+    inner = ipv4(tcp(b"", flags=24), total=1000)
+    inner = inner[:32] + b"\xf0" + inner[33:]  # a TCP header of 60 bytes
+    datagram = ethernet(ipv4(inner + bytes(8), protocol=4))
+    pieces = ipv4_fragments(Packet(1000, datagram, len(datagram)), 40)
+    assert len(pieces) == 2
+    (capture,) = read(tmp_path, pieces).captures.to_arrow().to_pylist()
+    assert dict(capture["ignored_reasons"]) == {"ip_fragment": 2}

@@ -4,14 +4,17 @@ import random
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
+from kdissect.tls import decrypt
+from kdissect.tls.ciphers import Tls13
 from kdissect.tls.handshake import Certificate
 from tests.builders.frames import request, response
-from tests.builders.talks import ACK, BROKER, CLIENT, FIN, Playbook
+from tests.builders.talks import ACK, BROKER, CLIENT, FIN, Gap, Playbook
 from tests.builders.tls_talk import (
     SECRET_EXCHANGES,
     SERVER_NAME,
@@ -145,6 +148,14 @@ def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     wrong = re.sub(rb"(?m) [0-9a-f]{4}(?=[0-9a-f]*\r?$)", b" 0000", parties.key_log())
     (anomaly,) = talk.playbook().run(wrong).anomalies
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
+
+
+def test_lines_of_half_bytes_are_passed_over(tmp_path: Path) -> None:
+    """A session id with an odd number of digits makes no line of a key log."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = secret_talk(parties)
+    odd = b"RSA Session-ID:abc Master-Key:" + b"0" * 96 + b"\n"
+    _check_all(talk.playbook().run(odd + parties.key_log()))
 
 
 def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
@@ -331,3 +342,25 @@ def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
     assert assembly.exchanges["correlation_id"].tolist() == [0]
     check_accounts(assembly)
     assert np.count_nonzero(assembly.anomalies["kind"] == Anomaly.GAP) == 1500
+
+
+def test_bytes_that_were_not_captured_buy_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gap may be as large as a sender claims; the search costs what was captured."""
+    monkeypatch.setattr(decrypt, "SEARCH_BYTES", 1 << 12)
+    trials = 0
+    opened = Tls13.open
+
+    def counted(self: Tls13, *of: Any) -> tuple[int, bytes] | None:
+        nonlocal trials
+        trials += 1
+        return opened(self, *of)
+
+    monkeypatch.setattr(Tls13, "open", counted)
+    parties = Parties(tmp_path, "TLSv1_3")
+    book = TlsTalk(parties).playbook()
+    sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
+    book = book >> sealer.seal(request(0)) >> Gap(1 << 22) >> sealer.seal(bytes(9))[:-1] + b"!"
+    assert book.run(parties.key_log()).exchanges["correlation_id"].tolist() == [0]
+    assert trials < 500
