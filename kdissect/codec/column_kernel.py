@@ -326,6 +326,9 @@ def _mark_unknown_tag(
 ) -> int:
     """Mark the tag that the innermost section read last; returns a status."""
     top = stack[depth - 1]
+    state["elements"] += 1
+    if state["elements"] > state["elements_max"]:
+        return _LIMIT
     code = _mark(levels, state, jit.int64(_UNKNOWN_TAG), top["last_tag"], top["pc"])
     if code == _OK:
         code = _mark(levels, state, jit.int64(_UNKNOWN_DATA), pos, length)

@@ -17,8 +17,9 @@ from kdissect.status import Status
 
 # Repair of invalid UTF-8 triples a text at most, and Arrow's string offsets are int32.
 BYTES_MAX = (2**31 - 1) // 3
-# Default limit on the elements of all arrays of a message, because a byte may take hundreds of
-# bytes in columns. A response with 200 000 partitions names some 2 000 000 replicas.
+# Default limit on the elements of all arrays and the unknown tags of a message, because a byte may
+# take hundreds of bytes in columns. A response with 200 000 partitions names some 2 000 000
+# replicas.
 ELEMENTS_MAX = 5_000_000
 BUFFER_MAX = 2**32  # a packed place has 32 bits of position and 31 of length
 _FIRST_ROOM = 256  # rows of a level
@@ -83,8 +84,8 @@ def decode_columns(
 
     plan: of their API and side. buf: uint8[n], below 4 GiB, may be read-only. start, end: int64[m];
     all frames together below 715 MB. api_version: int16[m]; an unknown one gives
-    Status.UNKNOWN_VERSION. elements_max: limit on the elements of all arrays of a message; more
-    gives Status.LIMIT.
+    Status.UNKNOWN_VERSION. elements_max: limit on the elements of all arrays and the unknown tags
+    of a message; more gives Status.LIMIT.
     Raises ValueError if these arrays do not fit each other.
 
     A mark notes where a message has a value that other tables need: a topic, a partition, record

@@ -79,7 +79,6 @@ def plain_streams(
             own["piece_start"] = count
             count += len(table)
             own["piece_stop"] = count
-            own["end"] = opened[side].end
             tables.append(table)
     records = np.concatenate(tables)
     data, base = tls.spool.array(), len(carried)

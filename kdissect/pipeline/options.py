@@ -35,7 +35,7 @@ class Limits:
     decompressed_size: bytes of the unpacked records of a batch.
     decompression_ratio: unpacked size as a multiple of the compressed size.
     record_headers: headers of one record.
-    array_elements: elements of all arrays of a message together.
+    array_elements: elements of all arrays of a message together, and its unknown tagged fields.
     nesting: depth of nested values in pushed metrics.
     connections: pairs of endpoints that are assembled together.
     fragments: IP fragments joined, over all captures.

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kdissect.codec.message import Message, encode_message
 from kdissect.codec.message_columns import MessageColumns, body_type, decode_columns
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role, plan
@@ -271,3 +272,14 @@ def test_the_first_decode_of_a_process_compiles_nothing() -> None:
     place = np.zeros(1, np.int64), np.full(1, 40), np.zeros(1, np.int16)
     decode_columns(plan(3, "request"), np.zeros(40, np.uint8), *place)
     assert run(sys.executable, "-c", code, check=True).stdout == "0\n"
+
+
+def test_unknown_tags_count_as_elements() -> None:
+    """A tag of two bytes takes hundreds in columns, so a message may have so many only."""
+    body = {"_unknown_tags": dict.fromkeys(range(100, 150), b"")}
+    buf, start, end = batch([encode_message(Message(3, 12, "request", body=body))])
+    for most, status in ((50, Status.OK), (49, Status.LIMIT)):
+        columns = decode_columns(
+            plan(3, "request"), buf, start, end, np.array([12], np.int16), most
+        )
+        assert columns.status.tolist() == [status]
