@@ -100,7 +100,7 @@ def page() -> str:
 
 
 def _what(rule: FieldRule) -> str:
-    paths = [f"`{path}`" for path in rule.paths] if rule.paths != ("*",) else ["any field"]
+    paths = [f"`{path}`" for path in rule.path] if rule.path != ("*",) else ["any field"]
     if rule.entity:
         paths.append(f"what Kafka marks as `{rule.entity}`")
     parts = [", ".join(paths)]
@@ -118,15 +118,15 @@ def _what(rule: FieldRule) -> str:
         f"where `{name}` is like `{pattern.pattern}`".replace("|", "\\|")
         for name, pattern in rule.where
     ]
-    if rule.needs_brokers:
+    if rule.several_brokers:
         parts.append("with several brokers")
-    if rule.needs_race:
+    if rule.racing:
         parts.append("read while another request changed it")
     return "; ".join(parts)
 
 
 def _place(one: Cause) -> str:
-    parts = [", ".join(f"`{path}`" for path in one.paths)]
+    parts = [", ".join(f"`{path}`" for path in one.path)]
     if one.apis:
         parts.append("of " + ", ".join(sorted(one.apis)))
     if one.keys:
@@ -134,14 +134,14 @@ def _place(one: Cause) -> str:
     for name, values in (("captured", one.captured), ("answered", one.answered)):
         if values:
             parts.append(f"{name} {', '.join(sorted(values, key=_number))}")
-    if one.needs_releases:
+    if one.releases:
         parts.append("of another release")
     return " ".join(parts)
 
 
 def _change(change: Cause) -> str:
     names = ", ".join(f"`{each}`" for each in sorted(change.keys))
-    where = names or ", ".join(f"`{each}`" for each in change.paths)
+    where = names or ", ".join(f"`{each}`" for each in change.path)
     if change.apis:
         where += " of " + ", ".join(sorted(change.apis))
     minor = ", ".join(".".join(map(str, each[:2])) for each in change.since) or "KRaft"

@@ -7,9 +7,10 @@ Files of `--rules` have rows of the same table.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -23,6 +24,7 @@ from kdissect.errors import Error
 from kdissect.protocol import catalog
 from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import Field, Type
+from kdissect.protocol.releases import release_number
 
 _FORMAT_VERSION = 1
 
@@ -97,7 +99,7 @@ class Match:
     """What a row of a table is about: places of messages, and pairs of values there. Empty sets fit
     anything."""
 
-    paths: tuple[str, ...]
+    path: tuple[str, ...] = ()
     apis: frozenset[str] = frozenset()
     captured: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
@@ -106,7 +108,7 @@ class Match:
         """path: without indices (``topics[].name``). below: also of what the places contain."""
         if self.apis and api_name not in self.apis:
             return False
-        return path_pattern(self.paths, below).fullmatch(path) is not None
+        return path_pattern(self.path, below).fullmatch(path) is not None
 
     def has(self, captured: Any, answered: Any) -> bool:
         return (not self.captured or told(captured) in self.captured) and (
@@ -118,16 +120,16 @@ class Match:
 class FieldRule(Match):
     """A row of the table; `fields.toml` explains its fields. is_own: of a file of the user."""
 
-    name: str
     kind: FieldKind
-    why: str
+    name: str = ""
+    why: str = ""
     entity: str = ""
     where: tuple[tuple[str, re.Pattern[str]], ...] = ()
     key: tuple[tuple[str, ...], ...] = ()
     absolute: float = 0.0
     relative: float = 0.0
-    needs_brokers: bool = False
-    needs_race: bool = False
+    several_brokers: bool = False
+    racing: bool = False
     is_own: bool = False
 
     @property
@@ -143,7 +145,7 @@ class FieldRule(Match):
     @property
     def is_conditional(self) -> bool:
         """Return whether more than the place of a field decides if the rule fits."""
-        return bool(self.where) or self.needs_brokers or self.needs_race
+        return bool(self.where) or self.several_brokers or self.racing
 
     def fits(self, api_name: str, path: str, entity: str = "") -> bool:
         """Return whether the rule is about a place, or about Kafka's mark of it."""
@@ -218,44 +220,60 @@ def parse_rules(text: str, source: str, *, is_own: bool = False) -> list[FieldRu
 
 
 def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
-    row = dict(row)
-    path, name = row.pop("path", ()), row.pop("kind", None)
     try:
-        kind = FieldKind(name)
-    except ValueError:
-        every = ", ".join(each.value for each in FieldKind)
-        raise RuleError(f"{place}: kind {name!r} is none of {every}") from None
-    rule = FieldRule(
-        name=row.pop("name", ""),
-        kind=kind,
-        paths=(path,) if isinstance(path, str) else tuple(path),
-        why=row.pop("why", ""),
-        entity=row.pop("entity", ""),
-        apis=frozenset(_api_name(name, place) for name in row.pop("apis", ())),
-        where=tuple((name, _pattern(text, place)) for name, text in row.pop("where", {}).items()),
-        key=tuple(tuple(each.split("|")) for each in row.pop("key", ())),
-        captured=frozenset(map(told, row.pop("captured", ()))),
-        answered=frozenset(map(told, row.pop("answered", ()))),
-        absolute=float(row.pop("absolute", 0)),
-        relative=float(row.pop("relative", 0)),
-        needs_brokers=bool(row.pop("several_brokers", False)),
-        needs_race=bool(row.pop("racing", False)),
-        is_own=is_own,
-    )
-    wrong = {
-        f"{next(iter(row), '')!r} is no field of a rule": bool(row),
-        "name is missing": not rule.name,
-        "path is missing": not rule.paths and not rule.entity,
-        "a tolerance is absolute or relative": kind is FieldKind.TOLERANCE
-        and not (rule.absolute or rule.relative),
-        "captured or answered is missing": kind is FieldKind.EQUAL_MODULO
-        and not (rule.captured or rule.answered),
-        "key is missing": kind is FieldKind.UNORDERED and not rule.key,
-    }
-    for text, is_wrong in wrong.items():
-        if is_wrong:
-            raise RuleError(f"{place}: {text}")
-    return rule
+        if unknown := row.keys() - {each.name for each in dataclasses.fields(FieldRule)}:
+            raise ValueError(f"{min(unknown)!r} is no field of a rule")
+        for needed in ("kind", "name", "path or entity", *_NEEDED.get(row.get("kind", ""), ())):
+            if not any(row.get(name) for name in needed.split(" or ")):
+                raise ValueError(f"{needed} is missing")
+        return FieldRule(**as_fields(row), is_own=is_own)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RuleError(f"{place}: {error}") from None
+
+
+# What rules of a kind have to say.
+_NEEDED = {
+    "tolerance": ("absolute or relative",),
+    "equal-modulo": ("captured or answered",),
+    "unordered": ("key",),
+}
+
+
+def as_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row as the fields of a `Match`. Raises ValueError."""
+    return {name: _READ[name](value) if name in _READ else value for name, value in row.items()}
+
+
+def _kind(name: str) -> FieldKind:
+    if name not in (kinds := [each.value for each in FieldKind]):
+        raise ValueError(f"kind {name!r} is none of {', '.join(kinds)}")
+    return FieldKind(name)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+
+
+def _texts(values: Iterable[Any]) -> frozenset[str]:
+    return frozenset(map(told, values))
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "kind": _kind,
+    "path": lambda path: (path,) if isinstance(path, str) else tuple(path),
+    "apis": lambda names: frozenset(catalog.api(name).name for name in names),
+    "captured": _texts,
+    "answered": _texts,
+    "keys": _texts,
+    "where": lambda where: tuple((name, _pattern(text)) for name, text in where.items()),
+    "key": lambda places: tuple(tuple(each.split("|")) for each in places),
+    "absolute": float,
+    "relative": float,
+    "since": lambda releases: tuple(map(release_number, releases)),
+}
 
 
 def told(value: Any) -> str:
@@ -265,20 +283,6 @@ def told(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _api_name(name: str, place: str) -> str:
-    try:
-        return catalog.api(name).name
-    except ValueError as error:
-        raise RuleError(f"{place}: {error}") from None
-
-
-def _pattern(text: str, place: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise RuleError(f"{place}: {text!r} is no regular expression: {error}") from None
 
 
 @cache

@@ -6,7 +6,7 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -293,6 +293,7 @@ class Absent(Enum):
 
 
 ABSENT = Absent.ABSENT
+LATENCY, END_STATE = "latency", "end state"  # places of differences that are about a whole run
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +303,8 @@ class Difference:
     place: ``responses[].partitions[].error_code``. keys: what stands in the brackets, the names of
     elements: ``("orders", "3")``. captured, answered: values of messages, `ABSENT` for an element
     that one side lacks. is_secret: the values are secrets, which `output.text` hides.
+    About a whole run: place is `LATENCY` or `END_STATE`, and keys has its subject: an API,
+    ``log orders-0``, ``config retention.ms of orders`` and the like.
     rule: the name of the rule that tolerates it, "" if none does. note: what it means, or "".
     """
 
@@ -335,14 +338,6 @@ class Judgement:
         if not all(each.rule for each in differences):
             verdict = Verdict.DIFFERENT
         return replace(self, verdict=verdict, differences=differences)
-
-    def allowing(self, allowed: Callable[[Difference], Difference]) -> Judgement:
-        """The judgement after `allowed` gave rules to differences that have none."""
-        if self.verdict is not Verdict.DIFFERENT or not self.differences:
-            return self
-        return self.with_differences(
-            [each if each.rule else allowed(each) for each in self.differences]
-        )
 
 
 @dataclass(slots=True)
@@ -398,6 +393,16 @@ class Outcome:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
 
+def tolerate(outcomes: Iterable[Outcome], allowed: Callable[[str, Difference], Difference]) -> None:
+    """Give rules to differences of outcomes that have none. allowed: takes the name of the API."""
+    for outcome in outcomes:
+        judgement, name = outcome.judgement, outcome.step.api_name
+        if judgement.verdict is Verdict.DIFFERENT and judgement.differences:
+            outcome.judgement = judgement.with_differences(
+                [each if each.rule else allowed(name, each) for each in judgement.differences]
+            )
+
+
 class Reply(NamedTuple):
     """A request as it was sent once, and its answer, decoded: by the target's names.
 
@@ -438,19 +443,3 @@ class Reply(NamedTuple):
 
 
 Contradiction = tuple[int, Difference]  # the step whose answer is wrong
-LATENCY, END_STATE = "latency", "end state"  # kinds of findings
-
-
-@dataclass(frozen=True, slots=True)
-class RunFinding:
-    """A finding about the whole run, not about one answer.
-
-    kind: `LATENCY` or `END_STATE`. subject: an API, ``log orders-0``, ``config retention.ms of
-    orders`` and the like. note: the evidence.
-    """
-
-    kind: str
-    subject: str
-    expected: str
-    found: str
-    note: str = ""

@@ -72,7 +72,7 @@ def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[rule]]\nname='a'\nkind='ignore'", "path is missing"),
+        ("[[rule]]\nname='a'\nkind='ignore'", "path or entity is missing"),
         ("[[rule]]\nname='a'\nkind='never'\npath='x'", "none of topic"),
         ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\nwhom='b'", "'whom' is no field"),
         ("[[rule]]\nname='a'\nkind='unordered'\npath='x'", "key is missing"),
@@ -127,7 +127,7 @@ def test_paths_of_built_in_rules_are_fields() -> None:
         for definition in (api.request, api.response):
             found.update(_places(definition.fields, ""))
     for rule in built_in_fields().rules:
-        for path in rule.paths:
+        for path in rule.path:
             one = path_pattern((path,))
             apis = rule.apis or set(paths)
             assert any(one.fullmatch(each) for name in apis for each in paths[name]), rule.name

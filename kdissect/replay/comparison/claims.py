@@ -16,17 +16,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kdissect.codec.redaction import is_secret
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import content_digest
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, Readers, count_text
-from kdissect.replay.model import (
-    END_STATE,
-    FOREVER_NS,
-    Contradiction,
-    Difference,
-    Reply,
-    RunFinding,
-)
+from kdissect.replay.model import END_STATE, FOREVER_NS, Contradiction, Difference, Reply
 from kdissect.replay.target.state import LogContent, State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, entries
@@ -68,7 +62,7 @@ class Claims:
     """
 
     def __init__(self, ids: IdMap, logs: Logs) -> None:
-        self._topics, self._old_names = ids.target_topics, ids.old_names
+        self._topics, self._name = ids.target_topics, ids.captured_name
         self._logs = logs
         self.contradictions: list[Contradiction] = []
         self.set_configs: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -95,14 +89,8 @@ class Claims:
             ApiKey.DESCRIBE_TRANSACTIONS: self._describe_transactions,
         }
 
-    def _topic(self, name: str) -> str:
-        return self._old_names.get(("topic", name), name)
-
-    def _group(self, name: str) -> str:
-        return self._old_names.get(("group", name), name)
-
     def _transaction(self, name: str) -> Subject:
-        return "transaction", self._old_names.get(("transactional-id", name), name)
+        return "transaction", self._name("transactional-id", name)
 
     def _claim(self, value: str | None, *subject: Any, last_ns: int = -1) -> None:
         """Replace what was claimed of a subject."""
@@ -149,7 +137,7 @@ class Claims:
         results = entries(reply.body.get("topics") or reply.body.get("results"))
         codes = {each["name"]: each["error_code"] for each in results}
         for topic in entries(reply.request["topics"]) if not reply.is_trial else ():
-            name, code = self._topic(topic["name"]), codes.get(topic["name"])
+            name, code = self._name("topic", topic["name"]), codes.get(topic["name"])
             is_new = "count" not in topic
             if code or (not is_new and ("topic", name) not in self._claims):
                 continue
@@ -183,7 +171,7 @@ class Claims:
             name = resource["resource_name"]
             if resource["resource_type"] != TOPIC_RESOURCE or name in refused:
                 continue
-            name = self._topic(name)
+            name = self._name("topic", name)
             if is_whole:
                 self._forget("config", 1, {name})
             for each in entries(resource["configs"]):
@@ -199,7 +187,7 @@ class Claims:
 
     def _committed(self, reply: Reply) -> Iterator[tuple[Subject, _Claim]]:
         """Offsets that a response accepted; others are unknown if there is none."""
-        group = self._group(reply.request["group_id"])
+        group = self._name("group", reply.request["group_id"])
         self._claims.pop(("group", group), None)
         results = dict(self._topics.logs(reply.body))
         for log, partition in self._topics.logs(reply.request):
@@ -219,10 +207,10 @@ class Claims:
 
     def _forget_group(self, reply: Reply) -> None:
         named = entries(reply.request.get("groups_names")) or [reply.request.get("group_id")]
-        self._forget("commit", 1, set(map(self._group, named)))
+        self._forget("commit", 1, {self._name("group", each) for each in named})
         for each in entries(reply.body.get("results")):  # of DeleteGroups
             if not each["error_code"]:
-                self._claim(_GONE, "group", self._group(each["group_id"]))
+                self._claim(_GONE, "group", self._name("group", each["group_id"]))
 
     def _begin(self, reply: Reply) -> None:
         """A request that is part of a transaction."""
@@ -274,7 +262,7 @@ class Claims:
 
     # -- the check ------------------------------------------------------------------------------
 
-    def check(self, state: State, held: set[str]) -> list[RunFinding]:
+    def check(self, state: State, held: set[str]) -> list[Difference]:
         """Findings where the state is not as claimed. held: topics that had records before."""
         there = facts_of(state) | {("group", name): Fact("there") for name in state.groups}
         expected = {
@@ -284,7 +272,7 @@ class Claims:
         }
         return [*self._check_logs(state, held), *_differing(there, expected, _BY_ANSWERS)]
 
-    def _check_logs(self, state: State, held: set[str]) -> Iterator[RunFinding]:
+    def _check_logs(self, state: State, held: set[str]) -> Iterator[Difference]:
         for log, facts in sorted(self._logs.items(), key=lambda each: each[0]):
             if not facts.produced and facts.deleted_to < 0:
                 continue
@@ -296,7 +284,7 @@ class Claims:
             elif log[0] in state.topics and not state.unread:
                 wrong = [("a log", "none")]
             for texts in wrong:
-                yield RunFinding(END_STATE, _name(("log", *log)), *texts, _BY_ANSWERS)
+                yield _finding(("log", *log), *texts, _BY_ANSWERS)
 
 
 def _is_certain(subject: Subject, values: Sequence[str | None], state: State) -> bool:
@@ -356,7 +344,7 @@ class Fact(NamedTuple):
 _NONE = Fact(_GONE)
 
 
-def compare_states(state: State, references: Sequence[State]) -> list[RunFinding]:
+def compare_states(state: State, references: Sequence[State]) -> list[Difference]:
     """Findings where a state is like none of the reference's, all by the capture's names."""
     found, others = facts_of(state), [facts_of(each, state) for each in references]
     subjects = found.keys() | {subject for each in others for subject in each}
@@ -389,15 +377,16 @@ def facts_of(state: State, like: State | None = None) -> dict[Subject, Fact]:
     return facts
 
 
-def _name(subject: Subject) -> str:
-    """A subject for people."""
+def _finding(subject: Subject, expected: str, found: str, note: str) -> Difference:
     kind, *names = subject
-    return _NAMES[kind].format(*names)
+    hidden = kind == "config" and is_secret("value", {"name": names[1]})
+    of = (_NAMES[kind].format(*names),)
+    return Difference(END_STATE, of, expected, found, note=note, is_secret=hidden)
 
 
 def _differing(
     found: Mapping[Subject, Fact], expected: Mapping[Subject, Sequence[Fact]], note: str
-) -> list[RunFinding]:
+) -> list[Difference]:
     """Findings where a fact is none of those expected of its subject."""
     findings = []
     for subject, wanted in sorted(expected.items()):
@@ -406,5 +395,5 @@ def _differing(
             texts = [each.text for each in wanted]
             text = f"{fact.text}, but other ones" if fact.text in texts else fact.text
             either = " or ".join(dict.fromkeys(texts))
-            findings.append(RunFinding(END_STATE, _name(subject), either, text, note))
+            findings.append(_finding(subject, either, text, note))
     return findings

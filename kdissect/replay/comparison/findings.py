@@ -33,8 +33,8 @@ from kdissect.protocol.releases import (
     spoken_versions,
 )
 from kdissect.replay import model
-from kdissect.replay.fields import Match, told
-from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Step, Verdict
+from kdissect.replay.fields import Match, as_fields
+from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Step, Verdict, tolerate
 from kdissect.replay.workload.messages import entries, response_of
 
 _SETTINGS_MAX = 4
@@ -52,11 +52,12 @@ Ranges = Mapping[int, tuple[int, int]]
 class Cause(Match):
     """A row of a table, which explains the fields. since: releases, empty for a change of KRaft."""
 
+    path: tuple[str, ...] = ("*error_code",)
     text: str
     keys: frozenset[str] = frozenset()
-    settings: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
     follows: bool = False
-    needs_releases: bool = False
+    releases: bool = False
     since: tuple[tuple[int, ...], ...] = ()
     kip: str = ""
 
@@ -73,7 +74,7 @@ class Cause(Match):
 @cache
 def causes() -> tuple[Cause, ...]:
     """The causes of `causes.toml`, in order."""
-    return tuple(map(_cause, _rows("cause", "causes.toml")))
+    return tuple(Cause(**as_fields(row)) for row in _rows("cause", "causes.toml"))
 
 
 @cache
@@ -82,10 +83,10 @@ def changes() -> tuple[Cause, ...]:
     found = []
     for row in _rows("change", "release_changes.toml"):
         for config, (then, *now) in row.pop("defaults", {}).items():
-            value = {"path": ["*.configs[].value"], "captured": [then], "answered": now}
-            found.append(_cause({**row, **value, "keys": [config]}))
+            value = {"path": "*.configs[].value", "captured": [then], "answered": now}
+            found.append(Cause(**as_fields({**row, **value, "keys": [config]})))
         if "path" in row:
-            found.append(_cause(row))
+            found.append(Cause(**as_fields(row)))
     return tuple(found)
 
 
@@ -93,20 +94,6 @@ def _rows(kind: str, name: str) -> list[dict[str, Any]]:
     text = files(__package__).joinpath(name).read_text("utf-8")
     found: list[dict[str, Any]] = tomllib.loads(text)[kind]
     return found
-
-
-def _cause(row: dict[str, Any]) -> Cause:
-    names = ("apis", "keys", "captured", "answered")
-    return Cause(
-        paths=tuple(row.get("path", ["*error_code"])),
-        text=row["text"],
-        settings=tuple(row.get("settings", ())),
-        follows=row.get("follows", False),
-        needs_releases=row.get("releases", False),
-        since=tuple(map(release_number, row.get("since", ()))),
-        kip=row.get("kip", ""),
-        **{name: frozenset(map(told, row.get(name, ()))) for name in names},
-    )
 
 
 # -- releases -------------------------------------------------------------------------------------
@@ -180,9 +167,8 @@ def captured_ranges(workload: model.Workload) -> Ranges:
 
 def allow_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:
     """Give the rule `RULE` to differences that are in the list, with their reason as a note."""
-    for outcome in outcomes if releases.differ else ():
-        allowed = partial(_allowed, releases, outcome.step.api_name)
-        outcome.judgement = outcome.judgement.allowing(allowed)
+    if releases.differ:
+        tolerate(outcomes, partial(_allowed, releases))
 
 
 def _allowed(releases: Releases, api: str, one: Difference) -> Difference:
@@ -230,7 +216,7 @@ class Explainer:
         return next(
             each
             for each in causes()
-            if each.fits(api_name, one) and (self.releases.differ or not each.needs_releases)
+            if each.fits(api_name, one) and (self.releases.differ or not each.releases)
         )
 
     def notes(self, outcome: Outcome, one: Difference) -> Iterator[str]:

@@ -53,10 +53,6 @@ class _Heartbeat(NamedTuple):
     shares: list[Share] | None
     captured: list[Share] | None
 
-    @property
-    def sent_ns(self) -> int:
-        return self.reply.sent_ns
-
 
 @dataclass(slots=True)
 class _AssignedGroup:
@@ -110,7 +106,7 @@ class Groups:
             yield from _check_members(by_api[ApiKey.JOIN_GROUP])
         for group in self._assigned.values():
             for heartbeats in group.members.values():
-                heartbeats.sort(key=lambda each: each.sent_ns)
+                heartbeats.sort(key=lambda each: each.reply.sent_ns)
             changes_ns = sorted({*group.changes_ns, *self._topic_changes_ns, *_silences(group)})
             for begin, end in pairwise([-1, *changes_ns, FOREVER_NS]):
                 if end - begin >= group.settled_ns:
@@ -125,7 +121,7 @@ class Groups:
         owners: Counter[Share] = Counter()
         last = None
         for heartbeats in group.members.values():
-            times = [each.sent_ns for each in heartbeats]
+            times = [each.reply.sent_ns for each in heartbeats]
             first, after = bisect_right(times, begin), bisect_left(times, end)
             last_epoch = heartbeats[first - 1].epoch if first else 0
             shares = _last(each.shares for each in heartbeats[:after])
@@ -224,7 +220,8 @@ def _shares(body: Body, topics: TopicNames) -> list[Share] | None:
 def _silences(group: _AssignedGroup) -> Iterator[int]:
     """When sessions of members may have ended."""
     for heartbeats in group.members.values():
-        for at_ns, following in pairwise([*(each.sent_ns for each in heartbeats), FOREVER_NS]):
+        times = [each.reply.sent_ns for each in heartbeats]
+        for at_ns, following in pairwise([*times, FOREVER_NS]):
             if following - at_ns > _SILENT_NS:
                 yield at_ns + _SILENT_NS
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -32,6 +32,7 @@ from kdissect.replay.model import (
     SkipCode,
     Step,
     Verdict,
+    tolerate,
 )
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded
@@ -131,10 +132,9 @@ class Judge:
             answers.groups.contradictions(),
         ):
             found[number].append(difference)
-        as_set = partial(_as_set, answers.claims.set_configs)
         for outcome, judgement in zip(ordered, judgements, strict=True):
-            more = found.get(outcome.step.number, ())
-            outcome.judgement = _with(judgement.allowing(as_set), more)
+            outcome.judgement = _with(judgement, found[outcome.step.number])
+        tolerate(ordered, partial(_as_set, answers.claims.set_configs))
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange
@@ -205,7 +205,7 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     return Judgement(Verdict.ERROR, reason="no answer") if outcome.answer is None else None
 
 
-def _with(judgement: Judgement, more: Sequence[Difference]) -> Judgement:
+def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
     """The judgement with differences that other answers show."""
     if not more or judgement.verdict in (Verdict.ERROR, Verdict.SKIPPED):
         return judgement
@@ -214,7 +214,7 @@ def _with(judgement: Judgement, more: Sequence[Difference]) -> Judgement:
     return judgement.with_differences([*judgement.differences, *new])
 
 
-def _as_set(configs: Mapping[tuple[str, ...], set[str]], one: Difference) -> Difference:
+def _as_set(configs: Mapping[tuple[str, ...], set[str]], _: str, one: Difference) -> Difference:
     """The difference, tolerated where the target shows a config as the run has set it."""
     values = configs.get(one.keys, ())
     is_set = one.answered in values if one.place.endswith(".value") else bool(values)
@@ -242,29 +242,9 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
 # -- noise ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class NoisyField:
-    """A field whose values differ between control runs, in how many places. spread: the largest
-    distance of two numbers. values: all texts."""
-
-    count: int = 0
-    spread: float = 0.0
-    values: set[str] = field(default_factory=set)
-
-    def add(self, one: Difference) -> None:
-        self.count += 1
-        self.values |= {told(one.captured), told(one.answered)}
-        self.spread = max(self.spread, _distance(one) or 0)
-
-    def allows(self, one: Difference) -> bool:
-        if (distance := _distance(one)) is not None:
-            return distance <= self.spread
-        is_random = len(self.values) == 2 * self.count
-        return told(one.answered) in self.values or (is_random and is_set(one.answered))
-
-
-class Noise:
-    """Values that differ between control runs, which send the same workload to the same cluster.
+class Noise(dict[tuple[str, str], list[Difference]]):
+    """Differences between control runs, which send the same workload to the same cluster; by API
+    and place without keys.
 
     A field of an API whose value differs between two of them differs by itself, so a difference
     there proves nothing. A noisy field does not allow any value:
@@ -276,24 +256,28 @@ class Noise:
     Error codes, offsets and records are never noise.
     """
 
-    def __init__(self) -> None:
-        self.fields: dict[tuple[str, str], NoisyField] = {}  # by API and place without keys
-
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add the differences of a control run that was judged by another one."""
         for outcome in outcomes:
             for one in outcome.judgement.differences:
                 if not one.rule:
-                    place = outcome.step.api_name, one.place
-                    self.fields.setdefault(place, NoisyField()).add(one)
+                    self.setdefault((outcome.step.api_name, one.place), []).append(one)
 
     def excused(self, api_name: str, one: Difference) -> Difference:
         """The difference, tolerated if it is noise."""
-        noisy = self.fields.get((api_name, one.place))
-        if noisy is None or is_evidence(one.place) or not noisy.allows(one):
+        known = self.get((api_name, one.place), [])
+        if not known or is_evidence(one.place) or not _is_among(known, one):
             return one
-        note = f"control runs differ from each other here, in {noisy.count} places"
+        note = f"control runs differ from each other here, in {len(known)} places"
         return replace(one, rule=NOISE, note=note)
+
+
+def _is_among(known: Sequence[Difference], one: Difference) -> bool:
+    if (distance := _distance(one)) is not None:
+        return distance <= max(_distance(each) or 0 for each in known)
+    values = {told(value) for each in known for value in (each.captured, each.answered)}
+    is_random = len(values) == 2 * len(known)
+    return told(one.answered) in values or (is_random and is_set(one.answered))
 
 
 def is_evidence(place: str) -> bool:

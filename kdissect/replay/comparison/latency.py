@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.diff.statistics import Scores, compare_units
-from kdissect.replay.model import LATENCY, Outcome, ReplayPlan, RunFinding
+from kdissect.diff.statistics import Scores, Verdicts, compare_units
+from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan
 from kdissect.replay.workload.messages import BLOCKING_APIS
 from kdissect.text import duration, plural
 
@@ -52,13 +52,11 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LatencyTest:
+class LatencyTest(NamedTuple):
     """The test of one API. Latencies are medians.
 
     predicted: the ratio up to which another control run may differ, 1 for a single one.
     is_decided: whether there are enough connections.
-    is_large: slower by enough, and more than by chance.
     """
 
     api_name: str
@@ -70,25 +68,29 @@ class LatencyTest:
     predicted: float
     p_value: float
     is_decided: bool
-    is_large: bool
+
+    @property
+    def is_large(self) -> bool:
+        """Return whether the API is slower by enough, and more than by chance."""
+        is_beyond_chance = self.is_decided and self.p_value < ALPHA
+        is_much = self.ratio >= LEAST_RATIO and self.answered_ns - self.reference_ns >= LEAST_NS
+        return is_beyond_chance and is_much
 
     @property
     def is_slower(self) -> bool:
         """Return whether the API is a finding."""
         return self.is_large and self.ratio >= self.predicted
 
-    def finding(self) -> RunFinding:
+    def finding(self) -> Difference:
         """The finding of a slower API."""
         noise = f"; control runs may differ by {self.predicted:.2f}" if self.predicted > 1 else ""
-        return RunFinding(
-            LATENCY,
-            self.api_name,
-            duration(self.reference_ns / 1e6),
-            duration(self.answered_ns / 1e6),
+        then, now = (duration(each / 1e6) for each in (self.reference_ns, self.answered_ns))
+        note = (
             f"medians; {self.ratio:.2f} times as long, by chance with p = {self.p_value:.4f} in "
             f"{plural(self.exchanges, 'exchange')} on {plural(self.connections, 'connection')}"
-            f"{noise}",
+            f"{noise}"
         )
+        return Difference(LATENCY, (self.api_name,), then, now, note=note)
 
 
 def latencies_of(outcomes: Sequence[Outcome]) -> dict[int, int]:
@@ -116,62 +118,48 @@ def compare_latencies(
     """A test of each API with enough exchanges that all runs answered, and one of all together."""
     runs = [*controls, run]
     numbers = sorted(set(run).intersection(*controls)) if controls else []
-    if not numbers:
-        return []
-    logs = np.log(np.array([[each[number] for number in numbers] for each in runs], np.float64))
     steps = [plan.steps[number] for number in numbers]
-    connections = np.array([step.connection for step in steps], np.int64)
     names = np.array([step.api_name for step in steps])
     rows_of = {ALL: np.arange(len(steps))}
     rows_of |= {str(name): np.flatnonzero(names == name) for name in np.unique(names)}
     tested = {name: rows for name, rows in rows_of.items() if len(rows) >= FEWEST_EXCHANGES}
     if not tested:
         return []
-    scores, is_run = _scores(logs, connections, list(tested.values()))
-    verdicts = compare_units(scores, is_run, len(tested), ALPHA)
-    return [
-        _tested(
-            name, logs[:, rows], len(set(connections[rows].tolist())),
-            float(verdicts.p_values[place]), bool(verdicts.is_decided[place]),
+    logs = np.log(np.array([[each[number] for number in numbers] for each in runs], np.float64))
+    _, connections = np.unique([step.connection for step in steps], return_inverse=True)
+    verdicts = _verdicts(logs, connections, list(tested.values()))
+    tests = []
+    for place, (name, rows) in enumerate(tested.items()):
+        before, after = logs[:-1, rows], logs[-1, rows]
+        reference_ns, answered_ns = (int(np.median(np.exp(each))) for each in (before, after))
+        tests.append(
+            LatencyTest(
+                api_name=name,
+                exchanges=len(rows),
+                connections=len(np.unique(connections[rows])),
+                reference_ns=reference_ns,
+                answered_ns=answered_ns,
+                ratio=math.exp(np.median(after - before.mean(axis=0))),
+                predicted=math.exp(_predicted(before)),
+                p_value=float(verdicts.p_values[place]),
+                is_decided=bool(verdicts.is_decided[place]),
+            )
         )
-        for place, (name, rows) in enumerate(tested.items())
-    ]  # fmt: skip
+    return tests
 
 
-def _scores(
-    logs: Floats, connections: Ints, tested: Sequence[Ints]
-) -> tuple[Scores, npt.NDArray[np.bool_]]:
-    """The scores by API, connection and run; and for each of these units, whether it is of the last
-    run."""
+def _verdicts(logs: Floats, connections: Ints, tested: Sequence[Ints]) -> Verdicts:
+    """Compare the last run with the others; a unit is a connection in a run. logs: by run. tested:
+    the exchanges of each API."""
     run_count = len(logs)
     scores = logs - logs.mean(axis=0)
-    known, connection = np.unique(connections, return_inverse=True)
-    units = connection * run_count + np.arange(run_count)[:, np.newaxis]
+    units = connections * run_count + np.arange(run_count)[:, np.newaxis]
     comparison = [np.full(run_count * len(rows), number) for number, rows in enumerate(tested)]
     unit = np.concatenate([units[:, rows].ravel() for rows in tested])
     values = np.concatenate([scores[:, rows].ravel() for rows in tested])
-    is_run = np.arange(len(known) * run_count) % run_count == run_count - 1
-    ones = np.ones(len(values))
-    return Scores(np.concatenate(comparison), unit, ones, values, values**2), is_run
-
-
-def _tested(
-    name: str, logs: Floats, connections: int, p_value: float, decided: bool
-) -> LatencyTest:
-    """The effect in an API, and whether it is a finding. logs: by run, the tested one last."""
-    controls, run = logs[:-1], logs[-1]
-    effect = float(np.median(run - controls.mean(axis=0)))
-    reference_ns, answered_ns = (int(np.median(np.exp(each))) for each in (controls, run))
-    is_large = (
-        decided
-        and p_value < ALPHA
-        and effect >= math.log(LEAST_RATIO)
-        and answered_ns - reference_ns >= LEAST_NS
-    )
-    return LatencyTest(
-        name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),
-        math.exp(_predicted(controls)), p_value, decided, is_large,
-    )  # fmt: skip
+    is_run = np.arange((connections.max() + 1) * run_count) % run_count == run_count - 1
+    of_units = Scores(np.concatenate(comparison), unit, np.ones(len(values)), values, values**2)
+    return compare_units(of_units, is_run, len(tested), ALPHA)
 
 
 def _predicted(controls: Floats) -> float:
@@ -192,8 +180,8 @@ def notes_of(tests: Sequence[LatencyTest], *, control_count: int) -> list[str]:
     """
     notes = [_LIMITS[control_count]] if control_count in _LIMITS else []
     if few := [each.api_name for each in tests if not each.is_decided]:
-        names = ", ".join(few)
-        notes.append(f"too few connections to decide whether latencies changed: {names}")
+        says = "too few connections to decide whether latencies changed"
+        notes.append(f"{says}: {', '.join(few)}")
     if noisy := [each for each in tests if each.is_large and not each.is_slower]:
         names = ", ".join(
             f"{each.api_name} took {each.ratio:.2f} times as long, a finding from "

@@ -35,14 +35,7 @@ from kdissect.replay import batches
 from kdissect.replay.batches import Batch, Row, batches_of
 from kdissect.replay.model import Contradiction, Difference, Log, Reply
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import (
-    EARLIEST,
-    LATEST,
-    Body,
-    CapturedTopics,
-    entries,
-    response_of,
-)
+from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, entries, response_body
 from kdissect.text import plural
 
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
@@ -197,7 +190,7 @@ class Logs(dict[Log, LogFacts]):
 
     def __init__(self, ids: IdMap) -> None:
         super().__init__()
-        self._plan, self._topics = ids.plan, ids.target_topics
+        self._ids, self._topics = ids, ids.target_topics
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
         self._marker_count = 0
@@ -311,14 +304,15 @@ class Logs(dict[Log, LogFacts]):
     @cached_property
     def _dense(self) -> set[str]:
         """Topics whose logs leave no offset out. Compacted ones may; the capture shows which."""
-        facts = self._plan.workload.facts
-        topics, names = set[str](), CapturedTopics(facts)
-        for name, known in facts.topics.items():
-            if not known.is_internal and "compact" not in known.configs.get(_POLICY, ""):
-                topics.add(name)
-        for exchange in self._plan.workload.exchanges():
-            response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
-            for (topic, _), partition in names.logs(response.body) if response else ():
+        workload = self._ids.plan.workload
+        topics = {
+            name
+            for name, known in workload.facts.topics.items()
+            if not known.is_internal and "compact" not in known.configs.get(_POLICY, "")
+        }
+        for exchange in workload.exchanges():
+            captured = response_body(exchange) if exchange.api_key == ApiKey.FETCH else {}
+            for (topic, _), partition in self._ids.names.logs(captured):
                 found = [each.header for each in batches_of(partition["records"] or b"")]
                 if any(one.last_offset + 1 < then.base_offset for one, then in pairwise(found)):
                     topics.discard(topic)

@@ -176,9 +176,9 @@ class Normaliser:
 
     def applies(self, rule: FieldRule, step: Step, values: Body) -> bool:
         """Return whether the conditions of a rule hold in a struct."""
-        if rule.needs_race and not step.is_racing:
+        if rule.racing and not step.is_racing:
             return False
-        if rule.needs_brokers and not self._ids.has_several_brokers:
+        if rule.several_brokers and not self._ids.has_several_brokers:
             return False
         return all(
             name in values and pattern.search(told(values[name])) for name, pattern in rule.where

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from kdissect.replay.model import ReplayPlan, Verdict
-from kdissect.replay.output.rendering import rendered
 from kdissect.replay.output.rows import Results, summary_row
-from kdissect.replay.output.text import time_text
+from kdissect.replay.output.text import rendered, time_text
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import Effects, not_allowed

@@ -23,8 +23,8 @@ from kdissect import api
 from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
 from kdissect.capture.pcapng import PcapngWriter
-from kdissect.replay.output.rendering import rendered
 from kdissect.replay.output.rows import Results, rows, summary_row
+from kdissect.replay.output.text import rendered
 from kdissect.replay.running.runner import RunResult
 from kdissect.text import visible
 

@@ -11,7 +11,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from kdissect.errors import CaptureError
 from kdissect.replay import model
 from kdissect.replay.comparison.findings import RULE as RELEASE_RULE
 from kdissect.replay.comparison.findings import Finding, group
-from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, RunFinding, Verdict
+from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, Verdict, tolerate
 from kdissect.replay.output import text
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
@@ -68,7 +67,7 @@ class Results:
     reference: str = "the capture"
     reference_name: str = ""
     notes: list[str] = field(default_factory=list)
-    findings: list[RunFinding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
     kinds: list[Finding] = field(default_factory=list)
     follows: dict[int, int] = field(default_factory=dict)
     releases: tuple[str, str] = ("", "")
@@ -89,9 +88,9 @@ class Results:
         """As text: ids may be beyond 2^53."""
         return str(self.plan.steps[step_number].exchange.exchange_id)
 
-    def fails(self, finding: RunFinding) -> bool:
+    def fails(self, finding: Difference) -> bool:
         """Return whether --fail-on names a finding of the whole run."""
-        is_latency = finding.kind == LATENCY
+        is_latency = finding.place == LATENCY
         return (LATENCY if is_latency else Verdict.DIFFERENT.value) in self.fail_on
 
     def failing(self) -> int:
@@ -126,7 +125,7 @@ def rows(results: Results) -> list[Row]:
         "reference": results.reference_name or None,
         "captured_release": results.releases[0] or None,
         "target_release": results.releases[1] or None,
-        "start_time": timestamp(run.start_time_ns),
+        "start_time": text.timestamp(run.start_time_ns),
         "steps": len(results.plan.steps),
         "connections": len(results.plan.lanes),
         "notes": [*workload.notes, *results.plan.notes, *results.notes],
@@ -177,12 +176,12 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
             for each in judgement.differences
         ],
         "earlier_answers": [
-            {"reason": each.reason, "sent_time": timestamp(start_time_ns + each.sent_ns),
+            {"reason": each.reason, "sent_time": text.timestamp(start_time_ns + each.sent_ns),
              "latency_us": (each.answered_ns - each.sent_ns) / 1000}
             for each in outcome.earlier
         ],
-        "request_time": timestamp(exchange.request_time_ns),
-        "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
+        "request_time": text.timestamp(exchange.request_time_ns),
+        "sent_time": text.timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
         "node_id": outcome.node_id,
         "lag_us": outcome.lag_ns / 1000 if was_sent and not results.pace.is_max else None,
         "captured_latency_us": then / 1000 if then >= 0 else None,
@@ -210,8 +209,8 @@ def summary_row(results: Results) -> Row:
             if each.example.rule == RELEASE_RULE
         ],
         "findings": [
-            {"kind": each.kind, "subject": each.subject,
-             **dict(zip(("expected", "found"), text.run_texts(each), strict=True)),
+            {"kind": each.place, "subject": each.keys[0],
+             **dict(zip(("expected", "found"), text.texts_of(each), strict=True)),
              "note": each.note or None, "fails": results.fails(each)}
             for each in results.findings
         ],
@@ -298,11 +297,6 @@ def _pair(texts: tuple[str, str]) -> dict[str, str]:
     return {"captured": texts[0], "answered": texts[1]}
 
 
-def timestamp(time_ns: int) -> str | None:
-    """RFC 3339 with microseconds; None for an unknown time."""
-    return None if time_ns < 0 else f"{np.datetime64(time_ns // 1000, 'us')}Z"
-
-
 # -- an accepted run ------------------------------------------------------------------------------
 
 
@@ -316,25 +310,23 @@ class Baseline:
 
     def accept(self, outcomes: Iterable[Outcome]) -> None:
         """Tolerate what the accepted run has as well."""
+        tolerate(outcomes, self._accepted)
         for outcome in outcomes:
-            judgement, name = outcome.judgement, outcome.step.api_name
-            if judgement.verdict is Verdict.DIFFERENT and judgement.differences:
-                accepted = partial(self._accepted, name)
-                outcome.judgement = judgement.allowing(accepted)
-            elif judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR) and judgement.reason:
-                if (name, judgement.verdict.value, judgement.reason) in self.accepted:
-                    outcome.judgement = replace(judgement, verdict=Verdict.TOLERATED)
+            one, name = outcome.judgement, outcome.step.api_name
+            is_known = (name, one.verdict.value, one.reason) in self.accepted
+            if is_known and one.verdict is Verdict.ERROR:
+                outcome.judgement = replace(one, verdict=Verdict.TOLERATED)
 
     def _accepted(self, name: str, one: Difference) -> Difference:
         is_known = (name, one.path, *text.texts_of(one)) in self.accepted
         return replace(one, rule=_BASELINE) if is_known else one
 
-    def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:
+    def new(self, findings: Iterable[Difference]) -> list[Difference]:
         """The findings that the accepted run does not have."""
         return [
             each
             for each in findings
-            if (each.kind, each.subject, *text.run_texts(each)) not in self.accepted
+            if (each.place, *each.keys, *text.texts_of(each)) not in self.accepted
         ]
 
 

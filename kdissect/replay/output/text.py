@@ -1,33 +1,41 @@
-"""Values of differences as text for people, short and without secrets.
+"""Values of differences as text for people, short and without secrets; and the templates of the
+outputs: HTML, XML, and the texts of the console.
 
-All outputs get the texts of differences here.
+Every value in a template passes the sanitizer of its output, and Jinja escapes it in HTML and XML.
+Lists on the console end after some lines; files have all.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from uuid import UUID
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from kdissect.codec.redaction import TEXT, is_secret
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay.comparison.logs import RECORDS
 from kdissect.replay.comparison.normal_form import SURPLUS, plain
-from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
+from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, Verdict
 from kdissect.text import duration, plural
 
 _TEXT_MAX = 200
 _SHOWN_BYTES, _SHOWN_ELEMENTS, _SHOWN_VALUES = 60, 20, 5
+_SHOWN_MAX = 40  # lines of one list on the terminal
 _INDEX = re.compile(r"\[[^\]]*\]")
 
 
-def value_text(value: Any, null: str = "null") -> str:
+def value_text(value: Any) -> str:
     """A value as text, short."""
     value = plain(value)
     if value is None:
-        return null
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, bytes):
@@ -117,6 +125,11 @@ def time_text(us: float | None) -> str:
     return duration(None if us is None else us / 1000)
 
 
+def timestamp(time_ns: int) -> str | None:
+    """RFC 3339 with microseconds; None for an unknown time."""
+    return None if time_ns < 0 else f"{np.datetime64(time_ns // 1000, 'us')}Z"
+
+
 # -- findings -------------------------------------------------------------------------------------
 
 
@@ -128,21 +141,11 @@ def followers_text(followers: Sequence[Mapping[str, Any]]) -> str:
     return f"then {count} on the same topic, partition, group or transaction: {listed}"
 
 
-def finding_text(finding: RunFinding) -> str:
+def finding_text(finding: Difference) -> str:
     """A finding about the whole run in one line."""
-    expected, found = run_texts(finding)
+    expected, found = texts_of(finding)
     note = f" ({finding.note})" if finding.note else ""
-    return f"{finding.kind} of {finding.subject}: {expected} -> {found}{note}"
-
-
-def run_texts(finding: RunFinding) -> tuple[str, str]:
-    """The expected and the found value of a finding about the whole run."""
-    is_config = finding.subject.startswith("config ")
-    config = {"name": finding.subject.split(" ")[1]} if is_config else {}
-    expected, found = (
-        field_text("value", each, config) for each in (finding.expected, finding.found)
-    )
-    return expected, found
+    return f"{finding.place} of {finding.keys[0]}: {expected} -> {found}{note}"
 
 
 def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -184,3 +187,38 @@ def retry_notes(outcomes: Iterable[Outcome]) -> list[str]:
         f"{plural(count, name + ' request')} sent again: {reason}"
         for (name, reason), count in counts.most_common()
     ]
+
+
+# -- templates ------------------------------------------------------------------------------------
+
+
+def rendered(template: str, safe: Callable[[str], str], **values: Any) -> str:
+    """A template with these values. safe: makes a text fit for the output; markup is kept."""
+    environment = Environment(
+        loader=PackageLoader("kdissect.replay.output"),
+        autoescape="txt" not in template,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else safe(str(value)),
+    )
+    environment.filters |= {
+        "finding": finding_text,
+        "first_lines": _first_lines,
+        "followers": followers_text,
+        "plural": plural,
+        "release_lines": release_lines,
+        "time": time_text,
+        "timestamp": timestamp,
+    }
+    verdicts = [verdict.value for verdict in Verdict]
+    environment.globals |= {"verdicts": verdicts, "shown_max": _SHOWN_MAX}
+    return environment.get_template(template).render(**values)
+
+
+def _first_lines(lines: Iterable[str], more: str) -> list[str]:
+    """The first lines of a list, and how many there are besides. more: with {} for the number."""
+    rest = iter(lines)
+    shown = list(islice(rest, _SHOWN_MAX))
+    count = sum(1 for _ in rest)
+    return [*shown, more.format(count)] if count else shown

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from kdissect.errors import Error
 from kdissect.replay.comparison.judge import Answers
-from kdissect.replay.model import Attempt, Outcome, ReplayPlan, RunFinding, SkipCode, Skipped
+from kdissect.replay.model import Attempt, Difference, Outcome, ReplayPlan, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target
@@ -78,7 +78,7 @@ class RunResult:
     reconnects: int = 0
     answers: Answers | None = None
     state: State | None = None
-    findings: list[RunFinding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay import model
@@ -255,7 +254,7 @@ class _Session:
         for outcome, *judgements in zip(run.outcomes, *judged, strict=True):
             outcome.judgement = min(judgements, key=_findings)
         self.notes += [
-            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
+            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
             for rule in table.rules
             if rule.is_own and rule.name not in used and rule.is_allowance
         ]
@@ -266,18 +265,16 @@ class _Session:
         for other in others:
             Judge(other, self.options.table, first).judge()
             noise.add(other.outcomes)
-        for outcome in outcomes:
-            excused = partial(noise.excused, outcome.step.api_name)
-            outcome.judgement = outcome.judgement.allowing(excused)
+        model.tolerate(outcomes, noise.excused)
         self.notes += [
-            f"control runs differ from each other in {api} {place}, in {field.count} places: "
+            f"control runs differ from each other in {api} {place}, in {len(known)} places: "
             + ("never excused" if is_evidence(place) else "excused")
-            for (api, place), field in sorted(
-                noise.fields.items(), key=lambda each: (-each[1].count, each[0])
+            for (api, place), known in sorted(
+                noise.items(), key=lambda each: (-len(each[1]), each[0])
             )
         ]
 
-    def _end_findings(self, run: RunResult) -> list[model.RunFinding]:
+    def _end_findings(self, run: RunResult) -> list[model.Difference]:
         """Findings about the end state that the control runs do not have."""
         if run.state is None:
             return []
@@ -288,12 +285,12 @@ class _Session:
         findings = [each for each in run.findings if each not in excused]
         states = [each.state for each in self.controls if each.state is not None]
         if states and self.against is not None:
-            known = {each.subject for each in findings}
+            known = {each.keys for each in findings}
             compared = compare_states(run.state, states)
-            findings += [each for each in compared if each.subject not in known]
+            findings += [each for each in compared if each.keys not in known]
         return findings
 
-    def _slower(self, outcomes: list[model.Outcome]) -> list[model.RunFinding]:
+    def _slower(self, outcomes: list[model.Outcome]) -> list[model.Difference]:
         """Findings about latencies; notes say what they do not prove."""
         controls = [latency.latencies_of(each.outcomes) for each in self.controls]
         tests = latency.compare_latencies(
@@ -318,7 +315,7 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     """Learn what the target is asked for before the first request. Raises ConnectFailed."""
     starts = await target.log_offsets(target.cluster.topics, EARLIEST)
     for (name, partition), start in starts.items():
-        ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
+        ids.offsets.target_starts((ids.captured_name("topic", name), partition), start)
     # so that a fresh target makes its internal topics before the first request
     end = time.monotonic() + READY_S
     for key in coordinators_of_plan(ids):
@@ -329,7 +326,7 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
 async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult) -> None:
     """Read the end state of a run that wrote something, and compare it with the answers."""
     ids, claims = answers.ids, answers.claims
-    topics = [ids.captured_topic_name(name) for name in planned.effects.names("topic")]
+    topics = [ids.captured_name("topic", name) for name in planned.effects.names("topic")]
     if not topics and not claims.committed_groups and not claims.transactional_ids:
         return
     finished.state = await read_state(
@@ -342,5 +339,5 @@ async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult)
     )
     planned.target.close()
     held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
-    held = set(map(ids.captured_topic_name, held))
+    held = {ids.captured_name("topic", name) for name in held}
     finished.findings = claims.check(finished.state, held)

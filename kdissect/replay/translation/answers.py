@@ -63,7 +63,7 @@ def _create_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: 
         if topic["error_code"] == 0:
             ids.target.forget_topic(topic["name"])  # an earlier one of this name
             ids.target.learn_metadata({"topics": [topic]})
-            ids.offsets.created(ids.captured_topic_name(topic["name"]))
+            ids.offsets.created(ids.captured_name("topic", topic["name"]))
     _bind_topics(ids, captured, answer)
 
 

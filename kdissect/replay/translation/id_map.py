@@ -112,9 +112,9 @@ class IdMap:
         kind = "transactional-id" if resource == "txn" else resource
         return self.renames.get((kind, captured), captured)
 
-    def captured_topic_name(self, name: str) -> str:
-        """The capture's name of one of the target's topics."""
-        return self.old_names.get(("topic", name), name)
+    def captured_name(self, kind: str, name: str) -> str:
+        """The capture's name of one of the target's topics, groups or transactional ids."""
+        return self.old_names.get((kind, name), name)
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""
@@ -163,9 +163,9 @@ class TargetTopics(TopicNames):
     def name(self, name: str | None, topic_id: UUID | None) -> str:
         ids = self._ids
         if name or topic_id is None:
-            return ids.captured_topic_name(name or "")
+            return ids.captured_name("topic", name or "")
         if topic_id in ids.target.names:
-            return ids.captured_topic_name(ids.target.names[topic_id])
+            return ids.captured_name("topic", ids.target.names[topic_id])
         return ids.names.name("", topic_id)
 
 

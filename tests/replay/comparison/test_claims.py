@@ -69,7 +69,7 @@ class Run(made_run.Run):
     def found(self, state: State, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
         found = Answers(self.ids(), self.outcomes).claims.check(state, set(held))
-        return [f"{each.subject}: {each.expected} -> {each.found}" for each in found]
+        return [f"{each.keys[0]}: {each.captured} -> {each.answered}" for each in found]
 
 
 def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
@@ -244,14 +244,14 @@ def test_a_state_has_to_be_that_of_a_reference() -> None:
     assert compare_states(one, [shifted]) == []
     fewer = after(0, 5, (0, 2), (2, 2))
     [missing, offset] = compare_states(fewer, [one, shifted])
-    assert (offset.expected, offset.found) == ("5 records", "4 records")
-    assert missing.found == "none"
+    assert (offset.captured, offset.answered) == ("5 records", "4 records")
+    assert missing.answered == "none"
     assert compare_states(one, [shifted, fewer]) == []
     others = after(0, 5, (0, 2))
     others.logs["orders", 0] = LogContent(0, 5, (stored(0, 2), stored(2, 3, first=7)))
     others.commits = one.commits
     [changed] = compare_states(others, [one])
-    assert (changed.expected, changed.found) == ("5 records", "5 records, but other ones")
+    assert (changed.captured, changed.answered) == ("5 records", "5 records, but other ones")
 
 
 def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:

@@ -54,7 +54,7 @@ def test_a_delay_of_every_answer_is_found() -> None:
     assert found.p_value < 0.01
     assert 490 * MS < found.answered_ns - found.reference_ns < 510 * MS
     assert "8 connections" in found.finding().note
-    assert found.finding().subject == ALL
+    assert found.finding().keys == (ALL,)
 
 
 def test_equal_runs_are_no_finding() -> None:

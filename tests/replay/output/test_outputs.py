@@ -23,7 +23,6 @@ from kdissect.replay.model import (
     Judgement,
     OptionError,
     Outcome,
-    RunFinding,
     SkipCode,
     Skipped,
     Verdict,
@@ -217,7 +216,7 @@ def test_exit_code_follows_findings_and_the_end() -> None:
 def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     """What an accepted run has is tolerated, in whichever exchange; a new value is not."""
     results = made()
-    finding = RunFinding("end state", "log t-0", "5", "4")
+    finding = Difference("end state", ("log t-0",), "5", "4")
     results.findings.append(finding)
     write_json_lines(results, tmp_path / "r.jsonl")
     baseline = read_baseline(str(tmp_path / "r.jsonl"))
@@ -232,7 +231,7 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     fresh.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [replace(FAILED, answered="4")])
     baseline.accept(fresh.outcomes)
     assert summary_row(fresh)["verdicts"]["different"] == 1
-    assert baseline.new([replace(finding, found="3")])
+    assert baseline.new([replace(finding, answered="3")])
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
 
 def test_findings_about_the_whole_run_are_in_every_output(tmp_path: Path) -> None:
     """A slower API fails the run only if --fail-on names latency; hostile names stay text."""
-    finding = RunFinding("latency", HOSTILE, "1 ms", "501 ms", "p = 0.0001")
+    finding = Difference("latency", (HOSTILE,), "1 ms", "501 ms", note="p = 0.0001")
     for fail_on, code in (("none", 0), ("latency", 1)):
         results = made(fail_on)
         results.findings.append(finding)
