@@ -86,7 +86,7 @@ from kdissect.tls.records import TLS_HEADER_SIZE, Record, each_record, walk_reco
 from kdissect.tls.session import SESSION_ID_MAX, RecordPoint, Session, TlsState
 
 _CLIENT, SERVER = 0, 1
-SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
+SEARCH_BYTES = 1 << 20  # of trial decryption per stream, and
 SEARCH_SHARE = 8  # times its captured bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
 OF_HANDSHAKE = -1  # generation of the handshake's own keys
