@@ -32,7 +32,7 @@ from kdissect.protocol.releases import facts, find_release, release_number, rele
 from kdissect.protocol.releases import spoken_versions as spoken_by
 from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
-from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
+from kdissect.readiness.software import Software, java_hint, minor
 from kdissect.sql import Database
 from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import json_value
@@ -177,23 +177,6 @@ def _client(row: Row, release: str) -> Row:
     }
 
 
-def _java_hint(client: Row, needs: dict[int, VersionRange]) -> str:
-    """The end of a sentence on Java clients that behave as a client without a known release."""
-    software = Software(client["software_name"], client["software_version"])
-    if software.name not in (None, JAVA) or software.spoken() is not None:
-        return ""
-    behaviour = Behaviour(
-        client["asked_with"],
-        client["is_whole"],
-        [
-            (use["api_key"], use["api_version"], use["offered_lasts"])
-            for use in client["uses"]
-            if use["is_sure"]
-        ],
-    )
-    return java_hint(behaviour, needs)
-
-
 def _judged(client: Row, use: Row, release: str) -> Row | None:
     """A finding for a version that the release does not accept; None if it does no harm."""
     key, api_version = use["api_key"], use["api_version"]
@@ -250,7 +233,7 @@ def _judged_version(client: Row, use: Row, taken: VersionRange) -> tuple[str, st
     why = (
         "its broker offered no higher one" if lasts else "what its broker offered was not captured"
     )
-    return UNKNOWN, why + _java_hint(client, {use["api_key"]: taken})
+    return UNKNOWN, why + java_hint(client, {use["api_key"]: taken})
 
 
 def _never_seen(
@@ -270,7 +253,7 @@ def _never_seen(
         for key, taken in sorted(spoken_by(release).items())
         if key in needs and key not in sent and taken.first > 0
     }
-    hint = _java_hint(client, missing) if missing else ""
+    hint = java_hint(client, missing) if missing else ""
     rows = []
     for key, taken in missing.items():
         role, enough = needs[key], software.speaks_enough(key, taken)

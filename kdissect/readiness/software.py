@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import release_number, releases, spoken_versions
 from kdissect.sql.requests import HANDSHAKE_APIS, JAVA
+from kdissect.tables.schemas import Row
 
 FIRST_NEGOTIATING_JAVA = (0, 10, 2)  # KIP-97: older Java clients always send their newest versions
 # KIP-896: this release of librdkafka is known to support what Kafka 4.0 accepts.
@@ -52,56 +53,53 @@ class Software:
         return None
 
 
-@dataclass
-class Behaviour:
-    """The choice of versions by a client without a name.
+def java_releases(asked_with: int | None, is_whole: bool, uses: Sequence[Row]) -> list[str]:
+    """Releases of Java clients that would choose the versions of a client, oldest first.
 
     asked_with: highest ApiVersions version that it sent; None if it sent none. is_whole: all its
-    connections were captured from their first packet. requests: (API key, version, highest versions
-    that its brokers offered; empty if not captured).
+    connections were captured from their first packet. uses: each with `api_key`, `api_version` and
+    `offered_lasts`, the highest versions that its brokers offered; empty if not captured.
     """
+    return [each for each in releases() if _fits(each, asked_with, is_whole, uses)]
 
-    asked_with: int | None
-    is_whole: bool
-    requests: list[tuple[int, int, Sequence[int]]] = field(default_factory=list)
 
-    def java_releases(self) -> list[str]:
-        """Releases of Java clients with this behaviour, oldest first."""
-        return [each for each in releases() if self._fits(each)]
-
-    def _fits(self, release: str) -> bool:
-        supported = spoken_versions(release)
-        is_negotiating = release_number(release) >= FIRST_NEGOTIATING_JAVA
-        if self.asked_with is not None:
-            asks_with = supported.get(ApiKey.API_VERSIONS)
-            if not is_negotiating or asks_with is None or asks_with.last != self.asked_with:
-                return False
-        elif is_negotiating and self.is_whole:
+def _fits(release: str, asked_with: int | None, is_whole: bool, uses: Sequence[Row]) -> bool:
+    supported = spoken_versions(release)
+    is_negotiating = release_number(release) >= FIRST_NEGOTIATING_JAVA
+    if asked_with is not None:
+        asks_with = supported.get(ApiKey.API_VERSIONS)
+        if not is_negotiating or asks_with is None or asks_with.last != asked_with:
             return False
-        for api_key, api_version, offered in self.requests:
-            if api_key in HANDSHAKE_APIS:
-                continue
-            if api_key not in supported:
-                return False
-            newest = supported[api_key].last
-            if not is_negotiating:
-                fits = api_version == newest
-            elif offered:
-                fits = api_version in {min(newest, last) for last in offered}
-            else:
-                fits = api_version <= newest
-            if not fits:
-                return False
-        return True
+    elif is_negotiating and is_whole:
+        return False
+    for use in uses:
+        if use["api_key"] in HANDSHAKE_APIS:
+            continue
+        if use["api_key"] not in supported:
+            return False
+        newest, api_version = supported[use["api_key"]].last, use["api_version"]
+        if not is_negotiating:
+            fits = api_version == newest
+        elif use["offered_lasts"]:
+            fits = api_version in {min(newest, last) for last in use["offered_lasts"]}
+        else:
+            fits = api_version <= newest
+        if not fits:
+            return False
+    return True
 
 
-def java_hint(behaviour: Behaviour, needs: dict[int, VersionRange]) -> str:
-    """The end of a sentence on Java clients with this behaviour and the target; "" if there are
-    none.
+def java_hint(client: Row, needs: dict[int, VersionRange]) -> str:
+    """The end of a sentence on Java clients that behave as a client without a known release; "" if
+    there are none.
 
     needs: API key -> versions that the target accepts.
     """
-    same = behaviour.java_releases()
+    software = Software(client["software_name"], client["software_version"])
+    if software.name not in (None, JAVA) or software.spoken() is not None:
+        return ""
+    uses = [use for use in client["uses"] if use["is_sure"]]
+    same = java_releases(client["asked_with"], client["is_whole"], uses)
     if not same:
         return ""
     ready = [

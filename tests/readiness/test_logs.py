@@ -10,7 +10,7 @@ import kdissect
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import find_release, spoken_versions
 from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN
-from kdissect.readiness.software import Behaviour
+from kdissect.readiness.software import java_releases
 from tests.material import CAPTURES, needs_material
 from tests.truth.request_log import read_lines
 
@@ -62,10 +62,11 @@ def test_java_clients_by_their_behaviour(name: str, client_id: str) -> None:
         if (row["client_id"] or "").startswith(client_id) and not row["forwarded"]:
             requests.add((row["api_key"], row["api_version"]))
     asked = [api_version for api_key, api_version in requests if api_key == ApiKey.API_VERSIONS]
-    behaviour = Behaviour(
-        max(asked, default=None), True, [(*each, [offered[each[0]].last]) for each in requests]
-    )
-    assert behaviour.java_releases() == UNNAMED[name, client_id]
+    uses = [
+        {"api_key": key, "api_version": version, "offered_lasts": [offered[key].last]}
+        for key, version in requests
+    ]
+    assert java_releases(max(asked, default=None), True, uses) == UNNAMED[name, client_id]
 
 
 def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:

@@ -102,6 +102,7 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "config-names write": "AlterConfigs IncrementalAlterConfigs",
     },
 }
+_NAMED_AS = {"start": "log", "commits": "group", "share": "group"}
 _NAMED_KINDS = [FieldKind(name) for name in ("topic", "partition", "group", "transactional-id")]
 _CONFIG_APIS = apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
 _ROWS = [
@@ -163,7 +164,7 @@ class ResourceAccesses:
         if self._has_acls:
             yield ("acls",), Mode.READ
         for what, mode in _RULES.get(exchange.api_key, ()):
-            for name in named.get(what, [()]):
+            for name in named.get(_NAMED_AS.get(what, what), [()]):
                 yield (what, *name), mode
             self._has_acls |= what == "acls" and mode is Mode.WRITE
         yield from self._more(exchange, request.body, named)
@@ -187,11 +188,8 @@ class ResourceAccesses:
             response = response_body(exchange)
             logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
             topics |= dict.fromkeys(self._session_topics(request.body, response, list(topics)))
-        by_group = list(groups)
-        return {
-            "topic": list(topics), "log": list(logs), "start": list(logs),
-            "group": by_group, "commits": by_group, "share": by_group, "txn": list(transactions),
-        }  # fmt: skip
+        names = [list(each) for each in (topics, logs, groups, transactions)]
+        return dict(zip(("topic", "log", "group", "txn"), names, strict=True))
 
     def _session_topics(self, request: Body, response: Body, topics: list[Names]) -> set[Names]:
         """Topics of the session of a Fetch, which names only those that change (KIP-227)."""

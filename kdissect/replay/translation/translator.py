@@ -90,12 +90,13 @@ class Translator:
         except (DecodeError, ValueError):
             # ApiVersions in a version that has no definition: brokers answer it with an error
             return frame
-        is_changed = translate(self.ids, step, request)
+        translate(self.ids, step, request)
         version = self.ids.api_version(step)
         if version != step.exchange.api_version:
             request, self.dropped[step.number] = reencoded(self.ids, request, version)
-            is_changed = True
-        return encode_message(request) if is_changed else frame
+        elif request.body == request_body(step.exchange):
+            return frame
+        return encode_message(request)
 
     def _refused(self, step: Step) -> Skipped | None:
         """A version that the target does not speak: a client would fail at once."""
@@ -128,9 +129,6 @@ class Translator:
 
     def unready(self, step: Step, response: bytes) -> dict[Resource, str]:
         """What is not ready at the target by an answer -> the reason to send the request again."""
-        captured = step.exchange.response
-        if captured is None or response[4:] == captured[4:]:
-            return {}
         answer = self.ids.answer_of(step, response)
         return {} if answer is None else answers.unready(self.ids, step, answer.body)
 
@@ -191,23 +189,15 @@ class Translator:
 
     def learn_member(self, last: Step, answer: bytes) -> int:
         """Learn from the answer to a member's heartbeat; return its error code."""
+        self.learn(last, answer)
         message = self.ids.answer_of(last, answer)
-        if message is None:
-            return ErrorCode.UNKNOWN_SERVER_ERROR
-        captured = response_body(last.exchange)
-        if captured and message.body["error_code"] == 0:
-            member, epoch = member_of(last.exchange), captured["member_epoch"]
-            self.ids.groups.followed(*member, epoch, message.body)
-        return int(message.body["error_code"])
+        return ErrorCode.UNKNOWN_SERVER_ERROR if message is None else message.body["error_code"]
 
 
-def translate(ids: IdMap, step: Step, request: Message) -> bool:
-    """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
-    is_changed = False
-    special = _SPECIAL.get(step.exchange.api_key)
-    if special is not None:
+def translate(ids: IdMap, step: Step, request: Message) -> None:
+    """Change the decoded request's body. Raises Untranslatable."""
+    if special := _SPECIAL.get(step.exchange.api_key):
         request.body = special(ids, step, request.body)
-        is_changed = request.body != request_body(step.exchange)
     # All are found before any is changed, and epochs are looked up by the capture's ids.
     refs = list(iter_fields(request))
     refs.sort(key=lambda ref: ref.kind not in (FieldKind.GENERATION, FieldKind.PRODUCER_EPOCH))
@@ -220,12 +210,9 @@ def translate(ids: IdMap, step: Step, request: Message) -> bool:
             found = [change(ids, step, ref, each) for each in value]
             if ref.kind is FieldKind.NODE:  # several of the capture's may be one at the target
                 found = list(dict.fromkeys(found))
-        else:
-            found = change(ids, step, ref, value)
-        if found != value:
             ref.holder[ref.slot.name] = found
-            is_changed = True
-    return is_changed
+        else:
+            ref.holder[ref.slot.name] = change(ids, step, ref, value)
 
 
 # -- by the kind of a field -------------------------------------------------------------------
