@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,12 +85,31 @@ class Exchanges:
             self._note(f"0 of {self.reading.exchange_count:,} exchanges pass the filters")
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Their rows with the columns of the schema; an interrupt ends a live capture."""
+        """Their rows with the columns of the schema; an interrupt ends a live capture.
+
+        An interrupt while the caller writes a batch ends the rows after that batch, so that the
+        file is whole. To be called in the main thread.
+        """
+        is_reading = True
+
+        def end(*_: object) -> None:
+            self.is_interrupted = True
+            if is_reading:
+                raise KeyboardInterrupt
+
+        earlier = signal.signal(signal.SIGINT, end)
         try:
             for listed in self:
-                yield from listed.table.select(schema.names).cast(schema).to_batches()
+                for batch in listed.table.select(schema.names).cast(schema).to_batches():
+                    is_reading = False
+                    yield batch
+                    if self.is_interrupted:
+                        return
+                    is_reading = True
         except KeyboardInterrupt:
-            self.is_interrupted = True
+            pass
+        finally:
+            signal.signal(signal.SIGINT, earlier)
 
     def _listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         assembly, sources = finished.assembly, finished.sources

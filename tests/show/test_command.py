@@ -20,9 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import kdissect as package
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.selection import Selection
 from kdissect.show.columns import fitted
+from kdissect.show.listing import Exchanges
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
+from kdissect.tables.schemas import EXCHANGES
 from kdissect.text import display_width
 from tests.cases import cases
 from tests.conftest import ROOT
@@ -220,6 +224,17 @@ def test_an_interrupted_capture_leaves_a_whole_file(captures: Path, tmp_path: Pa
     rows = file.read_text().splitlines()
     assert len(rows) > 50
     assert {row.count(",") >= 44 for row in rows} == {True}
+
+
+def test_an_interrupt_during_a_write_ends_the_rows_behind_it(captures: Path) -> None:
+    """It does not end the write, which would leave no file."""
+    exchanges = Exchanges([captures / "java_2_0_1.pcap"], Options(), Selection(), str)
+    batches = exchanges.batches(EXCHANGES)
+    assert next(batches).num_rows
+    signal.raise_signal(signal.SIGINT)
+    assert list(batches) == []
+    assert exchanges.is_interrupted
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_terminal_gets_titles_and_a_pipe_whole_lines(
