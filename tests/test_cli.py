@@ -79,7 +79,7 @@ def test_closed_streams() -> None:
 
 USAGE = r"""
 --nonsense                                            | No such option: --nonsense
-dissect                                               | Missing argument 'CAPTURE...'
+dissect                                               | Missing argument 'CAPTURE'
 dissect x.pcap --out o --conf novalue                 | --conf: 'novalue' is not KEY=VALUE
 dissect no/such.pcap --out {out}                      | no/such.pcap: no such file or directory
 dissect {tmp}/empty.pcap --out {out}                  | /empty.pcap: the file is empty
