@@ -178,7 +178,8 @@ class Mode(Enum):
     """The access of a request to a resource."""
 
     READ = "read"  # after writes that were answered before; writes wait for it in turn
-    READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
+    # as READ, but no write waits for it: a Fetch may wait at the broker for that write
+    PEEK = "peek"
     WRITE = "write"
     COMMUTING_WRITE = "add"  # a write that commutes with others
 

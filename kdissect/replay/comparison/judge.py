@@ -89,7 +89,7 @@ class Judge:
         self._reference = reference
         named, has_reference = requested(run.ids.plan), reference is not None
         expected_ids = run.ids if reference is None else reference.ids
-        self._theirs, self._ours = (
+        self._answer_form, self._expected_form = (
             Normaliser(ids, table, named, is_target=is_target, keeps_served=has_reference)
             for ids, is_target in ((run.ids, True), (expected_ids, has_reference))
         )
@@ -154,7 +154,7 @@ class Judge:
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
-        for log, partition in self._ours.topics.logs(expected.body) if is_fetch else ():
+        for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
             self._expected_records[log].append((step.number, partition["records"] or b""))
         if version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{version}"
@@ -165,8 +165,8 @@ class Judge:
 
     def differences(self, step: Step, expected: Message, answer: Message) -> list[Difference]:
         found = compare(
-            self._ours.tree(step, expected),
-            self._theirs.tree(step, answer),
+            self._expected_form.tree(step, expected),
+            self._answer_form.tree(step, answer),
             common_only=expected.api_version != answer.api_version,
         )
         return [self._allowed(step, each) for each in found]
@@ -177,7 +177,9 @@ class Judge:
         one = found.difference
         for rule in self._table.at(step.api_name, one.place):
             holders = found.holders if rule.ignores_below else found.holders[-1:]
-            if _allows(rule, one) and any(self._ours.applies(rule, step, each) for each in holders):
+            if _allows(rule, one) and any(
+                self._expected_form.applies(rule, step, each) for each in holders
+            ):
                 self.used[rule.name] += 1
                 return replace(one, rule=rule.name)
         return one

@@ -54,8 +54,8 @@ class Results:
 
     fail_on: verdicts, and "latency". reference: the kind of responses that the answers were
     compared with; reference_name: the name of that target or run, if any. releases: Kafka releases
-    of the captured broker and of the target, "" unknown. findings: about the whole run, not about
-    one answer. kinds: the differences by kind, what would hurt first; follows: step -> step that it
+    of the captured broker and of the target, "" unknown. findings: differences of the whole run.
+    kinds: those of single answers by kind, what would hurt first. follows: step -> step that it
     follows.
     """
 

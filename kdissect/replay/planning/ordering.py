@@ -63,12 +63,12 @@ _ANNOUNCE_NS = 2_000_000_000
 _CHANGES_TOPICS = apis("CreateTopics DeleteTopics CreatePartitions")
 _SHOWS_TOPICS = apis("Metadata DescribeTopicPartitions")
 _WAITS_FOR_MEMBERS = apis("JoinGroup SyncGroup")
-_READS = frozenset({Mode.READ, Mode.READ_NO_BLOCK})
+_READS = frozenset({Mode.READ, Mode.PEEK})
 _WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
 # Mode of a request -> modes of earlier ones that it waits for.
 _WAITED_FOR = {
     Mode.READ: _WRITES,
-    Mode.READ_NO_BLOCK: _WRITES,
+    Mode.PEEK: _WRITES,
     Mode.WRITE: _WRITES | {Mode.READ},
     Mode.COMMUTING_WRITE: frozenset({Mode.WRITE, Mode.READ}),
 }
@@ -215,7 +215,7 @@ class _Ordering:
                 for key, number in list(users.seen.items()):
                     if self.seen_ns[number] <= step.at_ns:
                         del users.seen[key]
-            if mode is not Mode.READ_NO_BLOCK:
+            if mode is not Mode.PEEK:
                 users.seen[mode, step.connection] = step.number
         if step.expects_response:
             self._last_seen[step.connection] = step.number

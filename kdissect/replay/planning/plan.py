@@ -8,7 +8,7 @@ name, requests that were not captured whole, and those that the user's filters l
 
 Besides, a client repeats a request that its broker refused with "not yet" or "not here". A target
 that is ready would take the first attempt as well, and so have everything twice: all later offsets
-of a partition would differ. So the replay leaves out requests that were refused as a whole, and the
+of a partition would differ. So the replay leaves out writes that were refused as a whole, and the
 refused batches of a Produce that has others. It also leaves out requests that were refused to a
 principal which the replay has not: the target may permit them.
 """

@@ -52,7 +52,7 @@ Names = tuple[str | int, ...]  # the rest of a resource
 # peek: a read that no write waits for; add: a write that commutes with other such writes.
 _ACCESSES: dict[str, dict[str, str]] = {
     READ: {
-        "log peek, start read": "Fetch",  # the response has the start; no wait for DeleteRecords
+        "log peek, start read": "Fetch",  # has the log start, which DeleteRecords moves
         "log read": "ListOffsets OffsetForLeaderEpoch DescribeProducers",
         "": "Metadata DescribeTopicPartitions FindCoordinator DescribeQuorum DescribeConfigs",
         "cluster read": "ApiVersions DescribeCluster",
@@ -238,7 +238,7 @@ class ResourceAccesses:
         elif key == ApiKey.FIND_COORDINATOR:
             what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "txn"
             for name in body.get("coordinator_keys") or [body.get("key")]:
-                yield (what, name), Mode.READ_NO_BLOCK
+                yield (what, name), Mode.PEEK
         elif key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN):
             if (producer_id := response_body(exchange).get("producer_id", -1)) >= 0:
                 yield ("pid", producer_id), Mode.WRITE

@@ -1,4 +1,4 @@
-"""Members, generations, assignments and share sessions: the capture's and the target's."""
+"""Members, generations, assignments, fetch and share sessions: the capture's and the target's."""
 
 from __future__ import annotations
 

@@ -148,10 +148,10 @@ class IdMap:
         nearest = max(first, min(last, exchange.api_version))
         return nearest if nearest in ours else exchange.api_version
 
-    def answer_of(self, step: Step, response: bytes) -> Message | None:
+    def answer_of(self, step: Step, frame: bytes) -> Message | None:
         """The decoded answer in the version that was sent; None if it cannot be decoded. It is
         shared: do not change it."""
-        return decoded(response, "response", step.exchange.api_key, self.api_version(step))
+        return decoded(frame, "response", step.exchange.api_key, self.api_version(step))
 
 
 class TargetTopics(TopicNames):

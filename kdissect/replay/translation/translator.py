@@ -127,22 +127,22 @@ class Translator:
 
     # -- answers --------------------------------------------------------------------------------
 
-    def unready(self, step: Step, response: bytes) -> dict[Resource, str]:
+    def unready(self, step: Step, frame: bytes) -> dict[Resource, str]:
         """What is not ready at the target by an answer -> the reason to send the request again."""
-        answer = self.ids.answer_of(step, response)
+        answer = self.ids.answer_of(step, frame)
         return {} if answer is None else answers.unready(self.ids, step, answer.body)
 
-    def not_final(self, step: Step, response: bytes) -> None:
+    def not_final(self, step: Step, frame: bytes) -> None:
         """Learn from an answer after which the request is sent again."""
-        answer = self.ids.answer_of(step, response)
+        answer = self.ids.answer_of(step, frame)
         if answer is not None:
             answers.note_not_final(self.ids, step, answer.body)
 
-    def learn(self, step: Step, response: bytes) -> None:
+    def learn(self, step: Step, frame: bytes) -> None:
         """Learn the target's ids and offsets from a final answer."""
         if (learn := answers.LEARNERS.get(step.exchange.api_key)) is None:
             return
-        if (answer := self.ids.answer_of(step, response)) is None:
+        if (answer := self.ids.answer_of(step, frame)) is None:
             self.failed(step)
         else:
             learn(self.ids, step, *bodies(step.exchange), answer.body)

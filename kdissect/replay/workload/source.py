@@ -158,7 +158,7 @@ def _add_exchanges(
         if owner is None:
             continue
         request, response, status = found["request"], found["response"], PairStatus(found["status"])
-        has_request, has_answer = request["size"] >= 0, response["size"] >= 0
+        has_request, has_response = request["size"] >= 0, response["size"] >= 0
         first = request if has_request else response
         exchange = Exchange(
             exchange_id=int(found["exchange_id"]),
@@ -171,8 +171,8 @@ def _add_exchanges(
             response=frame(row, RESPONSE),
             request_time_ns=int(first["time_ns"]),
             request_end_time_ns=int(request["end_time_ns"]) if has_request else -1,
-            response_time_ns=int(response["time_ns"]) if has_answer else -1,
-            response_end_time_ns=int(response["end_time_ns"]) if has_answer else -1,
+            response_time_ns=int(response["time_ns"]) if has_response else -1,
+            response_end_time_ns=int(response["end_time_ns"]) if has_response else -1,
             expects_response=status is not PairStatus.NO_RESPONSE_EXPECTED,
             request_packet=int(request["packet"]),
             response_packet=int(response["packet"]),
@@ -181,8 +181,8 @@ def _add_exchanges(
         if exchange.request is None:
             exchange.request_missing = _NOT_WHOLE if has_request else _NEVER_SEEN
         if exchange.response is None and exchange.expects_response:
-            exchange.response_missing = _NOT_WHOLE if has_answer else _NEVER_SEEN
-            if status is PairStatus.CONNECTION_CLOSED and not has_answer:
+            exchange.response_missing = _NOT_WHOLE if has_response else _NEVER_SEEN
+            if status is PairStatus.CONNECTION_CLOSED and not has_response:
                 exchange.response_missing = "the connection was closed before the answer"
         owner.exchanges.append(exchange)
 
