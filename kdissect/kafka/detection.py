@@ -35,6 +35,7 @@ from kdissect.tls.records import HANDSHAKE, record_size
 TOKENS_MAX = 8  # tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # largest size of a request that is only partly there
 REPLIES_LOOKED_AT = 16  # of ZooKeeper, consecutive
+PATH_LOOKED_AT = 64  # bytes of a path of ZooKeeper
 SEGMENTS_LOOKED_AT = 8  # to find TLS and HTTP in the middle of a connection
 
 _NONE = int(Protocol.NONE)
@@ -82,6 +83,19 @@ def _is_tls(stream: Stream, index: int, pos: int) -> bool:
 
 
 @kernel
+def _is_path(stream: Stream, index: int, pos: int, size: int) -> bool:
+    """Return whether the `size` bytes at `pos`, as far as they were captured, are a slash and
+    printable ASCII. A count and a topic or directory id of a Kafka response may begin so, too."""
+    for at in range(min(size, PATH_LOOKED_AT)):
+        byte = peek(stream.pieces, index, stream.stop, pos + at, 1)
+        if byte < 0:
+            return at > 0
+        if (at == 0 and byte != 0x2F) or not 0x20 <= byte < 0x7F:
+            return False
+    return True
+
+
+@kernel
 def _is_zookeeper(stream: Stream) -> bool:
     """Return whether the stream begins with ZooKeeper's connect packets, or with requests that have
     a path.
@@ -111,7 +125,7 @@ def _is_zookeeper(stream: Stream) -> bool:
             return True
         path = peek(pieces, index, stream.stop, pos + 12, 4)
         if 0 < path <= size - 12 and second <= 110:
-            if peek(pieces, index, stream.stop, pos + 16, 1) == 0x2F:
+            if _is_path(stream, index, pos + 16, path):
                 return True
         pos += 4 + size
         if pos >= stream.end:

@@ -287,6 +287,14 @@ def test_other_protocols(first: bytes, protocol: Protocol) -> None:
     assert counts["unframed_byte_count"] == counts["byte_count"]
 
 
+def test_an_id_that_begins_like_a_path_is_none() -> None:
+    """A count and an id (KIP-858) stand where a request to ZooKeeper has its path."""
+    body = struct.pack(">ii", 0, 3) + b"/(\x80M" + bytes(12)
+    found = (Playbook().syn() >> request(0) << framed(struct.pack(">i", 0) + body)).run()
+    assert found.connections["protocol"][0] == Protocol.KAFKA
+    assert len(found.exchanges) == 1
+
+
 def test_a_port_hint_adds_certainty_only() -> None:
     """--port makes undecided bytes Kafka; it does not overrule HTTP."""
     book = Playbook().syn() >> b"\xff\xff\xff\xff"
