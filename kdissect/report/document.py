@@ -1,17 +1,20 @@
 """The document of a report, as JSON has it, and the blocks that a section of the page shows of it.
 
-Blocks are paragraphs, charts, tables and stories, in their order.
+Blocks are paragraphs, charts, tables and stories, in their order. `tables.toml` declares the
+tables.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from kdissect.charts import Chart
-from kdissect.report.page_tables import TABLES, PageTable
 from kdissect.sql import Database
-from kdissect.tables.schemas import Row
+from kdissect.tables.schemas import FIXED_TABLES, Row, meaning_of
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
@@ -70,6 +73,71 @@ def listed(database: Database, query: str) -> Document:
         "total": database.value(f"SELECT count(*) FROM ({query})"),
         "rows": database.rows(f"{query} LIMIT {LISTED_MAX}"),
     }
+
+
+# -- the tables of the page
+
+TIMES = frozenset(("time", "day"))
+_NUMBERS = frozenset(("count", "bytes", "ms", "decimal", "duration", "share", "ratio"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    key: of the row. kind: how values are written. meaning: a sentence for the heading's tooltip.
+    bar: each value also as a share of the largest.
+    """
+
+    key: str
+    label: str
+    kind: str
+    meaning: str
+    bar: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in _NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of the page. csv: the name of the table whose CSV file has all rows."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    csv: str
+    note: str
+
+
+def _sentence(meaning: str) -> str:
+    """The meaning of a page's column, or of the stored column that it names, as a sentence."""
+    if re.fullmatch(r"\w+\.\w+", meaning):
+        table, name = meaning.split(".")
+        meaning = meaning_of(FIXED_TABLES[table].field(name)).replace("`", "")
+    return f"{meaning[0].upper()}{meaning[1:]}."
+
+
+def _columns(declared: Row) -> tuple[Column, ...]:
+    columns = []
+    for word in declared["columns"].split():
+        key = word.rstrip("*")
+        label, kind, meaning = declared.get(key) or _SHARED[key]
+        columns.append(Column(key, label, kind, _sentence(meaning), bar=word.endswith("*")))
+    return tuple(columns)
+
+
+_DECLARED = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+_SHARED = _DECLARED.pop("shared")
+TABLES = {
+    name: PageTable(
+        declared["caption"], _columns(declared), declared.get("csv", ""), declared.get("note", "")
+    )
+    for name, declared in _DECLARED.items()
+}
+
+
+# -- what a section shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdissect import text as f
-from kdissect.report.document import Listing
-from kdissect.report.page_tables import TIMES, Column
+from kdissect.report.document import TIMES, Column, Listing
 from kdissect.tables.schemas import Row
 from kdissect.text import visible
 

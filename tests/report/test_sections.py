@@ -11,7 +11,8 @@ import kdissect
 from kdissect import charts
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
-from kdissect.report import Report, page_tables
+from kdissect.report import Report
+from kdissect.report import document as page
 from kdissect.report.sections import errors, latency
 from kdissect.sql import Database, requests
 from tests.builders.captures import lose_packets
@@ -220,8 +221,8 @@ def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
 
 def test_each_column_has_one_meaning() -> None:
     """A table repeats no entry of the shared columns, and shows the columns that it declares."""
-    for name, declared in page_tables._DECLARED.items():
+    for name, declared in page._DECLARED.items():
         for key, entry in declared.items():
-            assert entry != page_tables._SHARED.get(key), (name, key)
+            assert entry != page._SHARED.get(key), (name, key)
             if isinstance(entry, list):
                 assert key in declared["columns"].replace("*", "").split(), (name, key)
