@@ -33,7 +33,15 @@ from kdissect.pipeline.filters import any_of, time_ns
 from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
 from kdissect.pipeline.plan import Runner, RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
-from kdissect.pipeline.table_set import absolute, commit, dataset, read_manifest, staging, writing
+from kdissect.pipeline.table_set import (
+    absolute,
+    capture_paths,
+    commit,
+    dataset,
+    read_manifest,
+    staging,
+    writing,
+)
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, fixed_tables
@@ -537,11 +545,7 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
     """
     paths: dict[str, str] = {}
     for tables in sets:
-        captures = {
-            item["sha256"] or item.get("etag") or item["path"]: item["path"]
-            for item in tables.manifest["inputs"]
-            if item["is_capture"]
-        }
+        captures = capture_paths(tables.manifest)
         for digest in captures.keys() & paths.keys():
             raise CaptureError(
                 f"{captures[digest]}: is in two of the sources, also as {paths[digest]}; "

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import EnvironmentFailed, OutputError
 from kdissect.pipeline.spark_session import JOB_FAILED, job_errors
-from kdissect.pipeline.table_set import absolute, read_manifest
+from kdissect.pipeline.table_set import absolute, capture_paths, read_manifest
 from kdissect.sql.database import view_name
 
 RUN_ID = "run_id"
@@ -102,11 +102,7 @@ def _errors(spark: SparkSession, place: str) -> Iterator[None]:
 
 def _run_id(manifest: dict[str, Any]) -> str:
     """16 hexadecimal digits, equal for runs over the same bytes with the same options."""
-    inputs = sorted(
-        item["sha256"] or item.get("etag") or item["path"]
-        for item in manifest["inputs"]
-        if item["is_capture"]
-    )
+    inputs = sorted(capture_paths(manifest))
     options = {name: value for name, value in manifest["options"].items() if name != "split_bytes"}
     text = json.dumps([inputs, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

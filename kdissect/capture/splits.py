@@ -1,8 +1,8 @@
-"""Cuts captures into splits, by one walk over the packet headers of each file; finds packets again.
+"""Cuts captures into splits, by one walk over the packet headers of each file.
 
 A split starts at a record and has the state that is needed to read from there: byte order, the
 section's interfaces, the number of the first packet. The walk also finds a capture's times, counts
-and IP fragments (`ip_fragments`).
+and IP fragments (`ip_fragments`). `pick` finds chosen packets of a split.
 """
 
 from __future__ import annotations

@@ -223,3 +223,12 @@ def read_manifest(out: str) -> dict[str, Any]:
             f"reads format {FORMAT_VERSION}; dissect the captures again"
         )
     return document
+
+
+def capture_paths(manifest: dict[str, Any]) -> dict[str, str]:
+    """The paths of the captures of a set by what identifies each: sha256, store's tag, or path."""
+    return {
+        item["sha256"] or item.get("etag") or item["path"]: item["path"]
+        for item in manifest["inputs"]
+        if item["is_capture"]
+    }

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -49,9 +50,10 @@ def test_iceberg_has_the_rows_of_read(iceberg: str, tmp_path: Path) -> None:
 def test_a_set_with_state_is_refused(captures: Path, tmp_path: Path) -> None:
     """A later append replaces some of its rows, which a catalogue would keep."""
     out = tmp_path / "out"
-    kdissect.dissect(None, captures / "kafkajs.pcap.gz", out, keep_state=True)  # type: ignore[arg-type]
+    no_session: Any = None
+    kdissect.dissect(no_session, captures / "kafkajs.pcap.gz", out, keep_state=True)
     with pytest.raises(OutputError, match="has saved state"):
-        publish(None, out, "lake.kafka")  # type: ignore[arg-type]
+        publish(no_session, out, "lake.kafka")
 
 
 @pytest.mark.parametrize(
