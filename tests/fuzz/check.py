@@ -12,7 +12,7 @@ from tests.fuzz.bases import Base, base, read_bytes, sources
 from tests.fuzz.mutate import Mutated, mutated
 from tests.truth.rows import set_differences
 
-RESIDENT_BYTES_MAX = 2 << 30  # of the process, whatever it has read so far
+GROWN_BYTES_MAX = 1 << 30  # of the process, beyond what it needed before
 # Columns that facts of the whole capture fill, or that hold the place in the file.
 OF_THE_CAPTURE = {"topics", "topic", "topic_id", "capture_id", "request_capture_id",
                   "response_capture_id"}  # fmt: skip
@@ -113,13 +113,14 @@ def check_bytes(
 
     faults: accounts that need not add up.
     """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         tables = read_bytes(data)
     except CaptureError:
         need(may_refuse, "refused")
         return None
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    need(resident < RESIDENT_BYTES_MAX, "resident bytes", resident)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    need(grown < GROWN_BYTES_MAX, "resident bytes", grown)
     check_tables(tables, packet_count, faults)
     if split_bytes:
         found = set_differences(tables, read_bytes(data, split_bytes=split_bytes))

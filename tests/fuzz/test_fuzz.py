@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import run
 from tests.fuzz.check import check_bytes, check_case
+from tests.fuzz.run import GOLDEN
+from tests.processes import run
 
 SHORT_CASES = range(1, 8)
 
@@ -26,7 +27,7 @@ def test_mutated_captures_keep_their_untouched_rows() -> None:
     assert compared > 300
 
 
-@pytest.mark.parametrize("path", sorted(run.GOLDEN.glob("*.pcap")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.pcap")), ids=lambda path: path.stem)
 def test_cases_that_failed_once_pass(path: Path) -> None:
     """Inputs that broke something before it was mended, whole and in small splits."""
     check_bytes(path.read_bytes(), split_bytes=5000)
