@@ -47,7 +47,7 @@ def test_processor_time_of_a_family_is_summed() -> None:
 def test_memory_of_a_family_is_summed() -> None:
     """The memory of a grandchild counts, and the peak includes it."""
     held = 40 << 20
-    inner = f"import time; data = b'x' * {held}; print('ready', flush=True); time.sleep(30)"
+    inner = f"import time; data = b'x' * {held}; print('ready', flush=True); time.sleep(600)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
         try:
@@ -104,7 +104,7 @@ def test_a_page_without_results_says_so() -> None:
 
 def test_processes_are_timed_and_read() -> None:
     """A process that prints nothing, or ends with another exit code, is an error."""
-    code = "import time; print('a', flush=True); time.sleep(30)"
+    code = "import time; print('a', flush=True); time.sleep(600)"
     assert first_line([sys.executable, "-c", code]) > 0
     with pytest.raises(RuntimeError):
         first_line([sys.executable, "-c", ""])

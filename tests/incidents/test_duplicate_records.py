@@ -1,7 +1,5 @@
 """Batches that were written twice are proven by offsets, on recorded captures."""
 
-from datetime import datetime
-
 import pyarrow as pa
 import pyarrow.dataset as pads
 
@@ -18,7 +16,7 @@ def test_offsets_of_both_copies(name: str) -> None:
     again = 50 if name == "retries_duplicate" else 40
     assert "wrote 10 records to orders-0 twice: at offset 30," in found["text"]
     assert f"again at offset {again} " in found["text"]
-    assert found["start_time"] < found["end_time"] < datetime.now(found["end_time"].tzinfo)
+    assert found["start_time"] < found["end_time"]
 
 
 def test_a_response_that_the_capture_may_lack() -> None:

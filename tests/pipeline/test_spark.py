@@ -3,12 +3,14 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kdissect
+from bench.measure import family
 from kdissect.pipeline.set_folder import STAGING
 from tests.cases import cases
 from tests.material import needs_material
@@ -54,23 +56,21 @@ def test_spark_gives_the_incidents_of_read(spark: Any, captures: Path, tmp_path:
     assert there.to_pylist() == kdissect.read(paths).incidents().to_pylist()
 
 
-def _workers() -> list[int]:
-    """Python workers of Spark's tasks: forks of their daemon (whose parent is the JVM).
+def _kill_workers() -> list[int]:
+    """Kill the Python workers of the tasks of this process's session: forks of a daemon.
 
-    The workers of its planner have a daemon of their own. Spark keeps idle ones for the next query
-    and does not start a query again whose planner died, so they stay alive.
+    Other tests have sessions too. The workers of the planner have a daemon of their own. Spark
+    keeps idle ones for the next query and does not start a query again whose planner died, so they
+    stay alive.
     """
-    found: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if b"pyspark.daemon\0pyspark.worker\0" in command:
-                found[int(entry.name)] = parent
-    return [pid for pid, parent in found.items() if parent in found]
+    killed = []
+    for pid in family(os.getpid()):
+        with suppress(OSError):  # it has ended
+            if b"pyspark.daemon\0pyspark.worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                for worker in family(pid)[1:]:
+                    os.kill(worker, signal.SIGKILL)
+                    killed.append(worker)
+    return killed
 
 
 def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path) -> None:
@@ -85,9 +85,7 @@ def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path)
         while not over.wait(0.002):
             # an attempt's folder appears when its decode task begins
             if list(out.glob(f"{STAGING}/*/s*")):
-                for pid in _workers():
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
+                killed.extend(_kill_workers())
                 return
 
     killer = threading.Thread(target=kill, daemon=True)

@@ -229,7 +229,7 @@ class FakeBroker:
         finally:
             self.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(5)
+            thread.join(60)
             end_loop(self._loop)
 
 

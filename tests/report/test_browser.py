@@ -50,7 +50,7 @@ def _open(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = 
         "const f = document.querySelector('[data-chart]:not([data-drawn])');"
         "if (f) f.scrollIntoView({block: 'center'}); return f === null"
     )
-    _until(lambda: browser.execute_script(script), 30)
+    _until(lambda: browser.execute_script(script))
 
 
 def _open_at(browser: Any, page: Path, *charts: str) -> None:
@@ -59,11 +59,11 @@ def _open_at(browser: Any, page: Path, *charts: str) -> None:
     for chart in charts:
         figure = browser.find_element("css selector", f"[data-chart={chart}]")
         browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", figure)
-        _until(lambda figure=figure: figure.get_attribute("data-drawn") is not None, 30)
+        _until(lambda figure=figure: figure.get_attribute("data-drawn") is not None)
 
 
-def _until(holds: Callable[[], Any], timeout_s: float = 5) -> None:
-    deadline = time.monotonic() + timeout_s
+def _until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, "it never became so"
         time.sleep(0.05)

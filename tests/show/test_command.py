@@ -74,7 +74,7 @@ def test_a_reader_that_has_seen_enough(captures: Path) -> None:
         assert process.stderr
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr.read() == b""
 
 
@@ -213,7 +213,7 @@ def test_an_interrupted_capture_leaves_a_whole_file(captures: Path, tmp_path: Pa
         assert process.stderr
         process.stdin.write((captures / "java_2_0_1.pcap").read_bytes())
         process.stdin.flush()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not any(part.stat().st_size > 10_000 for part in tmp_path.iterdir()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -257,7 +257,7 @@ def test_a_terminal_gets_titles_and_a_pipe_whole_lines(
         with contextlib.suppress(OSError):  # the terminal is gone with its last writer
             while part := os.read(leader, 1 << 16):
                 shown += part
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     os.close(leader)
     lines = shown.decode().replace("\r\n", "\n").splitlines()
     assert lines[0].startswith("TIME (UTC)")

@@ -103,7 +103,7 @@ def test_on_a_terminal(captures: Path, tmp_path: Path) -> None:
         os.write(leader, b"select 300 + 19 as n from group_ev\t limit 1;\n")
         until(b"319")
         os.write(leader, b".quit\n")
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     os.close(leader)
     history = tmp_path / "kdissect" / "sql_history"
     assert "from group_events limit 1;" in history.read_text()

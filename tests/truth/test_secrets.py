@@ -209,7 +209,7 @@ def _replayed(
     with FakeBroker(answer).running() as broker:
         to = ("--to", f"127.0.0.1:{broker.port}")
         assert "skipped" in run(capture, "replay", path, *to, "--dry-run", *everything)
-        arguments = (*to, *everything, *outputs, "--timeout", "2")
+        arguments = (*to, *everything, *outputs)
         assert "Verdicts" in run(capture, "replay", path, *arguments, out=folder)
     assert len(list(folder.iterdir())) == 5
     lines = (folder / "run.json").read_text().splitlines()

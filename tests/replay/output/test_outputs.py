@@ -331,9 +331,9 @@ def test_a_run_without_output_prints_its_state(
     monkeypatch.setattr(console, "QUIET_S", 0.02)
     with console.progress(shown=True) as watch:
         watch("resetting \x1b[31m")
-        time.sleep(0.3)
-    lines = capsys.readouterr().err.splitlines()
-    assert "kdissect: resetting \\x1b[31m" in lines
+        while not (said := capsys.readouterr().err):
+            time.sleep(0.01)
+    assert "kdissect: resetting \\x1b[31m" in said.splitlines()
     with console.progress(shown=False):
         time.sleep(0.1)
     assert not capsys.readouterr().err

@@ -40,7 +40,7 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[State, int]:
         return state
 
     with FakeBroker(answering(body_of)).running() as server:
-        return asyncio.run(asyncio.wait_for(run(server.port), 30)), fetches
+        return asyncio.run(asyncio.wait_for(run(server.port), 120)), fetches
 
 
 def test_records_are_counted_by_their_batches() -> None:

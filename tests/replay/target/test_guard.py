@@ -124,7 +124,7 @@ class Holding:
 def run(holding: Holding, *options: str) -> Result:
     with FakeBroker(answering(holding.body)).running() as broker:
         command = ["replay", str(SOURCE), "--to", f"127.0.0.1:{broker.port}", "--quiet"]
-        return CliRunner().invoke(app, [*command, "--pace", "max", "--timeout", "1s", *options])
+        return CliRunner().invoke(app, [*command, "--pace", "max", *options])
 
 
 def test_data_under_names_of_the_plan_ends_the_run() -> None:

@@ -66,5 +66,5 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
         target.close()
 
     with FakeBroker(answering(body_of)).running() as server:
-        asyncio.run(asyncio.wait_for(settle(server.port), 30))
+        asyncio.run(asyncio.wait_for(settle(server.port), 120))
     assert asks == 4

@@ -100,7 +100,7 @@ def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> Non
     with FakeBroker(answering(body_of)).running() as server:
         done = CliRunner().invoke(
             app, ["replay", path, "--to", f"127.0.0.1:{server.port}", "--pace", "max",
-                  "--api", "Metadata", "--api", "ListOffsets", "--timeout", "2s"],
+                  "--api", "Metadata", "--api", "ListOffsets"],
         )  # fmt: skip
     [line, *_] = [each for each in done.stderr.splitlines() if "lacks" in each]
     assert line.startswith("kdissect: answers will differ: the target lacks topic sarama-")
