@@ -141,8 +141,9 @@ def test_data_under_names_of_the_plan_ends_the_run() -> None:
     assert not WRITES.intersection(holding.asked)
 
 
-def test_a_run_that_only_reads_is_not_checked() -> None:
+def test_a_run_that_only_reads_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a write no group is listed."""
+    monkeypatch.setattr("kdissect.replay.target.settling.WAIT_S", 0.0)
     holding = Holding()
     done = run(holding, "--api", "Fetch")
     assert not isinstance(done.exception, OptionError)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from kdissect.cli import app
@@ -86,8 +87,11 @@ def test_a_saved_file_began_with_the_same_state(tmp_path: Path) -> None:
     assert state_of(load_workload([str(path)])) == found
 
 
-def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> None:
+def test_missing_state_is_listed_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """--dry-run counts the topics that an empty broker lacks, and stderr names them."""
+    monkeypatch.setattr("kdissect.replay.target.settling.WAIT_S", 0.0)
     part = second_part()
     path = str(tmp_path / "part.replay")
     save(part, path)
