@@ -14,7 +14,6 @@ from kdissect.codec.message_codec import decode, encode
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.layout import layout
-from kdissect.protocol.model import Type
 from kdissect.status import REASONS, Status
 from tests.codec.definitions import SHAPE, of
 from tests.codec.message_values import values
@@ -325,10 +324,3 @@ def test_a_captured_assignment_of_kafka_streams():
     assert tasks == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert (body["standby_tasks"], body["error_code"]) == ([], 0)
     assert body["next_rebalance_ms"] == 2**63 - 1
-
-
-def test_every_type_of_the_model_has_a_wire_form():
-    """The codec has a reader and writer for each type of the grammar."""
-    for kind in Type:
-        if kind is not Type.STRUCT:
-            assert kind.value in message_codec._CODECS

@@ -38,24 +38,13 @@ def test_bytes_of_a_token_are_hidden_and_null_stays() -> None:
 
 def test_configs_hide_by_name_and_by_the_brokers_word() -> None:
     """A DescribeConfigs value is hidden by the broker's flag, or by its name."""
-    synonym = pa.struct([("name", pa.string()), ("value", pa.string())])
-    config = pa.struct(
-        [
-            ("name", pa.string()),
-            ("value", pa.string()),
-            ("is_sensitive", pa.bool_()),
-            ("synonyms", pa.list_(synonym)),
-        ]
-    )
-    kind = pa.struct([("results", pa.list_(pa.struct([("configs", pa.list_(config))])))])
+    synonym = {"name": pa.string(), "value": pa.string()}
+    config = synonym | {"is_sensitive": pa.bool_(), "synonyms": pa.list_(pa.struct(synonym))}
+    kind = pa.struct({"results": pa.list_(pa.struct({"configs": pa.list_(pa.struct(config))}))})
 
     def entry(name: str, value: str | None, flag: bool) -> dict[str, object]:
-        return {
-            "name": name,
-            "value": value,
-            "is_sensitive": flag,
-            "synonyms": [{"name": name, "value": value}],
-        }
+        pair = {"name": name, "value": value}
+        return pair | {"is_sensitive": flag, "synonyms": [pair]}
 
     given = [
         {"results": [{"configs": [entry("ssl.key.password", "x", False), entry("a", "1", True)]}]},

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import kdissect
 from tests.cases import cases
@@ -148,12 +147,19 @@ def test_work_is_linear_in_the_packets(make: Any) -> None:
     assert_linear(read_made, 50, make.__name__)
 
 
-@pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])
-def test_memory_is_bounded(make: Any, tmp_path: Path) -> None:
-    """10,000 packets of each kind stay below MEMORY_MAX."""
+MAKERS = (flood, gaps, retransmissions, fragments, overlaps)
+
+
+@cases(
+    ("make", "count"),
+    [(make, 10_000) for make in MAKERS],
+    heavy=[(make, 100_000 if make is retransmissions else 1_000_000) for make in MAKERS],
+)
+def test_memory_is_bounded(make: Any, count: int, tmp_path: Path) -> None:
+    """Many packets of each kind stay below MEMORY_MAX."""
     measured(make(tmp_path / "first.pcap", 100))  # compiles
-    tables, grown = measured(make(tmp_path / "many.pcap", 10_000))
-    check(make, 10_000, tables)
+    tables, grown = measured(make(tmp_path / "many.pcap", count))
+    check(make, count, tables)
     assert grown < MEMORY_MAX
 
 
@@ -166,19 +172,3 @@ def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
     assert rows[1]["request_decode_status"] == "partial"
     assert "partial_frame" in tables.anomalies.to_arrow().column("kind").to_pylist()
     assert grown < 200 << 20
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("make", "count"),
-    [
-        (flood, 1_000_000), (gaps, 1_000_000), (retransmissions, 100_000), (fragments, 1_000_000),
-        (overlaps, 1_000_000),
-    ],
-)  # fmt: skip
-def test_a_million_packets(make: Any, count: int, tmp_path: Path) -> None:
-    """A million packets of each kind stay below MEMORY_MAX."""
-    tables, grown = measured(make(tmp_path / "made.pcap", count))
-    check(make, count, tables)
-    print(f"{make.__name__} {count}: {grown >> 20} MB more")
-    assert grown < MEMORY_MAX

@@ -30,13 +30,6 @@ def test_a_request_and_its_response() -> None:
     assert connection["handshake_rtt_ns"] == 2_000_000
 
 
-def test_many_in_flight_are_paired_by_id() -> None:
-    """Three requests before the first response: correlation ids pair them."""
-    book = Playbook().syn() >> request(1) + request(2) >> request(3) << response(1)
-    book = book << response(2) + response(3)
-    assert book.exchanges() == [(1, "paired"), (2, "paired"), (3, "paired")]
-
-
 def test_a_queue_behind_a_lost_response_is_unknown() -> None:
     """If the stream of responses begins with a hole, an earlier response may be in it."""
     lost = Gap(len(response(1)))

@@ -13,7 +13,8 @@ from kdissect.capture.inputs import find_captures
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import FRAGMENT_PART
 from tests.capture.scanned import planned
-from tests.peers.odd_files import cases
+from tests.cases import cases
+from tests.peers.odd_files import cases as odd_files
 from tests.processes import run
 
 pytestmark = [
@@ -44,7 +45,7 @@ QUICK = (
     "wrong_headers", "tunnels", "extensions", "fragments", "link_sll2", "link_ppp",
     "blocks_little", "sections", "cut_packet",
 )  # fmt: skip
-CASES = dict(cases())
+FILES = dict(odd_files())
 
 
 def of_tshark(path: Path) -> set[int]:
@@ -76,9 +77,11 @@ def ours(path: Path, folder: Path) -> set[int]:
     return found
 
 
-def check(name: str, folder: Path) -> None:
-    data = CASES[name]
-    path = folder / ("odd.pcapng" if data[:4] == b"\n\r\r\n" else "odd.pcap")
+@cases("name", QUICK, heavy=sorted(set(FILES) - set(QUICK)))
+def test_packets_are_those_of_tshark(name: str, tmp_path: Path) -> None:
+    """kdissect and tshark read the same packets of an odd file."""
+    data = FILES[name]
+    path = tmp_path / ("odd.pcapng" if data[:4] == b"\n\r\r\n" else "odd.pcap")
     path.write_bytes(data)
     tables = kdissect.read(path)
     (capture,) = tables.captures.to_arrow().to_pylist()
@@ -90,7 +93,7 @@ def check(name: str, folder: Path) -> None:
         int(segments[f"{side}_segment_count"].sum()) for side in ("request", "response")
     )
     assert tables.exchanges.num_rows == 0
-    numbers = ours(path, folder)
+    numbers = ours(path, tmp_path)
     assert len(numbers) == capture["tcp_packet_count"]
     count, theirs = of_capinfos(path), of_tshark(path)
     if count is not None:
@@ -106,16 +109,3 @@ def check(name: str, folder: Path) -> None:
     else:
         more, fewer, _ = KNOWN.get(name, (set(), set(), ""))
         assert (numbers - theirs, theirs - numbers) == (more, fewer)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_packets_are_those_of_tshark(name: str, tmp_path: Path) -> None:
-    """kdissect and tshark read the same packets of an odd file."""
-    check(name, tmp_path)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(QUICK)))
-def test_packets_of_all_files_are_those_of_tshark(name: str, tmp_path: Path) -> None:
-    """kdissect and tshark read the same packets of every other odd file."""
-    check(name, tmp_path)

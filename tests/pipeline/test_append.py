@@ -86,27 +86,20 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
 
 
-@cases(
-    ("name", "cuts"),
-    [("java_0_10_2_2.pcap", 2), ("tls13.pcap.gz", 1)],
-    heavy=[("sarama.pcap.gz", 1)],
-)
-def test_two_parts_have_the_exchanges_of_one_run(name, cuts, tmp_path, in_process):
-    """A capture in two parts, cut at some places, the second appended to the first."""
-    assert check_cuts(CAPTURES / name, cuts, tmp_path) == {None: cuts}
-
-
 def _shared_captures() -> list[Path]:
     """Those of up to 9 MB, without secrets of TLS, which no state may hold."""
     paths = [path for path in sorted(SHARED.rglob("*.pcap*")) if path.stat().st_size < 9 << 20]
     return [path for path in paths if path.name != "tls_dsb.pcapng"]
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("path", _shared_captures(), ids=lambda path: path.stem)
-def test_twenty_places_to_cut(path, tmp_path, in_process):
-    """Shared captures cut at twenty places, too."""
-    assert check_cuts(path, 20, tmp_path) == {None: 20}
+@cases(
+    ("path", "cuts"),
+    [(CAPTURES / "java_0_10_2_2.pcap", 2), (CAPTURES / "tls13.pcap.gz", 1)],
+    heavy=[(CAPTURES / "sarama.pcap.gz", 1), *((path, 20) for path in _shared_captures())],
+)
+def test_two_parts_have_the_exchanges_of_one_run(path, cuts, tmp_path, in_process):
+    """A capture in two parts, cut at some places, the second appended to the first."""
+    assert check_cuts(path, cuts, tmp_path) == {None: cuts}
 
 
 @pytest.mark.heavy

@@ -33,28 +33,17 @@ def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str
     return sorted(json_lines(table).decode().splitlines())
 
 
-def check_rows(path: Path) -> None:
+@cases("size", [6_000], heavy=[20_000, 300_000])
+@pytest.mark.parametrize("path", [*CASES, *MORE], ids=str)
+def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
+    """The same columns of the same exchanges: ids, positions, packets, times, topics, errors.
+
+    Also with gaps, other orders, other link layers, encryption and bare tokens.
+    """
+    window_bytes(size)
     keylog = key_log(path)
     found = shown(path, Style(as_json=True), keylog=keylog)
     assert sorted(found) == expected(path, keylog)
-
-
-@cases("size", [6_000], heavy=[300_000])
-@pytest.mark.parametrize("path", CASES, ids=str)
-def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
-    """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
-    window_bytes(size)
-    check_rows(path)
-
-
-@cases("size", [20_000], heavy=[6_000, 300_000])
-@pytest.mark.parametrize("path", MORE, ids=str)
-def test_rows_of_other_captures_are_those_of_read(
-    path: Path, size: int, window_bytes: Callable[[int], None]
-) -> None:
-    """Gaps, other orders, other link layers, encryption, bare tokens."""
-    window_bytes(size)
-    check_rows(path)
 
 
 def test_rotated_files_are_one_input(
