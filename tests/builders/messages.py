@@ -69,12 +69,9 @@ def fetch(number: int, topic: Any, records: Sequence[bytes], version: int = 12) 
     key = "topic" if version < 13 else "topic_id"
     asked = [{"partition": at} for at in range(len(records))]
     given = [{"partition_index": at, "records": data} for at, data in enumerate(records)]
+    request = {"topics": [{key: topic, "partitions": asked}]}
     return exchange(
-        number,
-        FETCH,
-        version,
-        {"topics": [{key: topic, "partitions": asked}]},
-        {"responses": [{key: topic, "partitions": given}]},
+        number, FETCH, version, request, {"responses": [{key: topic, "partitions": given}]}
     )
 
 
@@ -83,24 +80,11 @@ def snapshot_piece(
 ) -> Exchange:
     """A FetchSnapshot of the metadata log: bytes of the snapshot from a position on."""
     place = {"snapshot_id": {"end_offset": end_offset, "epoch": 1}, "position": position}
-    topic = "__cluster_metadata"
-    return exchange(
-        number,
-        FETCH_SNAPSHOT,
-        0,
-        {
-            "replica_id": follower,
-            "topics": [{"name": topic, "partitions": [{"partition": 0, **place}]}],
-        },
-        {
-            "topics": [
-                {
-                    "name": topic,
-                    "partitions": [{"index": 0, "size": size, "unaligned_records": data, **place}],
-                }
-            ]
-        },
-    )
+    asked = {"partition": 0, **place}
+    given = {"index": 0, "size": size, "unaligned_records": data, **place}
+    topics = [{"name": "__cluster_metadata", "partitions": [each]} for each in (asked, given)]
+    request = {"replica_id": follower, "topics": topics[:1]}
+    return exchange(number, FETCH_SNAPSHOT, 0, request, {"topics": topics[1:]})
 
 
 def batch(pairs: Sequence[tuple[bytes | None, bytes | None]], first: int = 0, **how: Any) -> bytes:

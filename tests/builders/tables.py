@@ -15,6 +15,7 @@ from kdissect.sql.requests import schema_of_api
 from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 Row = dict[str, Any]
+ENDS = {"client_ip": "10.0.0.1", "broker_ip": "10.0.0.9", "broker_port": 9092}
 Change = Callable[[pa.Table], pa.Table]
 
 SECOND_US = 1_000_000
@@ -81,12 +82,10 @@ def exchange(
     """
     asked = at(second) + at_us
     row: Row = {
+        **ENDS,
         "exchange_id": number,
         "connection_id": 1,
-        "client_ip": "10.0.0.1",
         "client_port": 50000,
-        "broker_ip": "10.0.0.9",
-        "broker_port": 9092,
         "api_key": 3,
         "api_name": "Metadata",
         "api_version": 12,
@@ -175,11 +174,9 @@ def at(seconds: float) -> int:
 def connection(number: int = 1, **values: Any) -> Row:
     """A row of `connections`: an open connection of one client to one broker."""
     row: Row = {
+        **ENDS,
         "connection_id": number,
-        "client_ip": "10.0.0.1",
         "client_port": 50000 + number,
-        "broker_ip": "10.0.0.9",
-        "broker_port": 9092,
         "first_time": at(0),
         "last_time": at(LENGTH_S),
         "handshake_seen": True,
@@ -194,14 +191,9 @@ def connection(number: int = 1, **values: Any) -> Row:
 
 def found(**rows: Any) -> list[Row]:
     """Return the incidents of a table set of these rows, in a capture of a minute."""
-    capture = {
-        "capture_id": 7,
-        "path": "trace.pcap",
-        "format": "pcap",
-        "first_time": at(0),
-        "last_time": at(LENGTH_S),
-    }
-    rows.setdefault("captures", [capture])
+    capture = {"capture_id": 7, "path": "trace.pcap", "format": "pcap"}
+    times = {"first_time": at(0), "last_time": at(LENGTH_S)}
+    rows.setdefault("captures", [capture | times])
     incidents: list[Row] = tables(**rows).incidents().to_pylist()
     return incidents
 

@@ -67,7 +67,7 @@ CHAINS = {
     "ipip": (101, ipv4(ipv4(IP4, protocol=4), protocol=4)),
     "ip6 in ip": (101, ipv4(IP6, protocol=41)),
     "ip in ip6": (101, ipv6(IP4, following=4)),
-    "mpls": (1, ethernet(b"\0\0\0\1" + b"\0\0\1\1" + IP4, 0x8847)),
+    "mpls": (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847)),
     "mpls labels": (1, ethernet(bytes(8) + b"\0\0\1\1" + IP6, 0x8848)),
     "mpls pseudowire": (1, ethernet(b"\0\0\1\1" + bytes(4) + IN_ETHERNET, 0x8847)),
     "mpls in ip": (101, ipv4(b"\0\0\1\1" + IP4, protocol=137)),
@@ -76,7 +76,6 @@ CHAINS = {
     "mpls ethernet": (1, ethernet(b"\0\0\1\1" + IN_ETHERNET, 0x8847)),
     "ipv6 where ipv4 was said": (228, IP6),
 }
-CHAINS["mpls"] = (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847))
 
 
 @pytest.mark.parametrize("name", CHAINS)

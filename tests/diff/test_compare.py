@@ -5,11 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pytest
 
 import kdissect
-from kdissect.api import Table, Tables
+from kdissect.api import Tables
 from kdissect.diff.compare import (
     _LATENCY,
     KINDS,
@@ -166,12 +165,8 @@ def test_exchanges_of_one_moment_are_one_event(many: Tables) -> None:
     """All exchanges of an API in one moment are one event, however many connections they have."""
 
     def at_once(table: pa.Table) -> pa.Table:
-        times = pc.if_else(
-            pc.equal(table["api_name"], "Produce"),
-            pc.min(table["request_time"]),
-            table["request_time"],
-        )
-        return with_column(table, "request_time", times)
+        times, is_produce = table["request_time"], pc.equal(table["api_name"], "Produce")
+        return with_column(table, "request_time", pc.if_else(is_produce, pc.min(times), times))
 
     both = [changed(each, "exchanges", at_once) for each in (many, slowed(many, "Produce", 1000))]
     (row,) = compare(*both)["changes"]["latency"]
@@ -259,31 +254,27 @@ def test_steps_of_the_protocol_are_no_failure(many: Tables) -> None:
 
 def test_larger_requests_and_batches_are_found(sarama: Tables, many: Tables) -> None:
     """Larger requests, and larger batches of a topic."""
-    grown = changed(
-        many,
-        "exchanges",
-        lambda table: with_column(table, "request_size", pc.multiply(table["request_size"], 10)),
-    )
-    found = {(row["part"], row["api"]) for row in compare(many, grown)["changes"]["sizes"]}
+
+    def grown(tables: Tables, name: str, column: str, factor: int) -> Tables:
+        def grow(table: pa.Table) -> pa.Table:
+            return with_column(table, column, pc.multiply(table[column], factor))
+
+        return changed(tables, name, grow)
+
+    large = grown(many, "exchanges", "request_size", 10)
+    found = {(row["part"], row["api"]) for row in compare(many, large)["changes"]["sizes"]}
     assert ("request", "Produce") in found
     assert all(part == "request" for part, _ in found)
-    grown = changed(
-        sarama,
-        "record_batches",
-        lambda table: with_column(table, "size", pc.multiply(table["size"], 20)),
-    )
-    assert {row["part"] for row in compare(sarama, grown)["changes"]["sizes"]} == {"batch"}
+    large = grown(sarama, "record_batches", "size", 20)
+    assert {row["part"] for row in compare(sarama, large)["changes"]["sizes"]} == {"batch"}
 
 
 def test_another_release_of_a_client_is_found(sarama: Tables) -> None:
     """Another release of the software, another principal, another address."""
 
     def upgraded(table: pa.Table) -> pa.Table:
-        return with_column(
-            table,
-            "client_software_version",
-            pc.replace_substring_regex(table["client_software_version"], "^", "9."),
-        )
+        name = "client_software_version"
+        return with_column(table, name, pc.replace_substring_regex(table[name], "^", "9."))
 
     document = compare(sarama, changed(sarama, "connections", upgraded))
     assert document["changes"]["clients"]
@@ -309,13 +300,7 @@ def test_a_topic_created_with_another_setting_is_found(java: Tables) -> None:
 
 def test_an_empty_side(sarama: Tables) -> None:
     """Nothing on one side: everything is gone, nothing is compared."""
-    empty = Tables(
-        {
-            name: Table(name, pads.dataset(sarama[name].schema.empty_table()))
-            for name in sarama.names
-        },
-        {},
-    )
+    empty = table_set(**{name: sarama[name].schema.empty_table() for name in sarama.names})
     document = compare(sarama, empty)
     assert document["b"]["exchange_count"] == 0
     kinds = ("errors", "latency", "transfers", "round_trips", "sizes")

@@ -28,11 +28,6 @@ NOTHING_LOST = ("api_name", "api_version", "correlation_id", "client_id", "reque
                 "error_codes", "decode_status")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def whole():
-    return kdissect.read(CAPTURE)
-
-
 def _run(tmp_path: Path, choice: Selection, *captures: Path, **options: object):
     out = tmp_path / "out.pcapng"
     done = extract(captures or (CAPTURE,), out, choice, Options(payload="none", **options))
@@ -59,9 +54,9 @@ def test_everything_is_every_packet(tmp_path):
     assert (done.packets, done.exchanges, done.connections) == (1265, 319, 38)
 
 
-def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
+def test_an_exchange_alone_decodes_as_it_did(tmp_path, librdkafka):
     """The packets of one exchange give its row again, with fewer packets."""
-    exchanges = whole.exchanges.to_arrow()
+    exchanges = librdkafka.exchanges.to_arrow()
     largest = exchanges.take(
         [int(pc.index(exchanges["response_size"], pc.max(exchanges["response_size"])).as_py())]
     )
@@ -82,9 +77,9 @@ def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
         (Selection(groups=("rd-classic",)), "group_id", "rd-classic"),
     ],
 )
-def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, value):
+def test_filters_take_the_exchanges_that_hold(tmp_path, librdkafka, choice, column, value):
     """The packets of the selected rows, and no others' exchanges."""
-    exchanges = whole.exchanges.to_arrow()
+    exchanges = librdkafka.exchanges.to_arrow()
     expected = exchanges.filter(pc.fill_null(pc.equal(exchanges[column], value), False))
     done, out = _run(tmp_path, choice)
     assert done.exchanges == len(expected)
@@ -95,9 +90,11 @@ def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, v
     assert (done.packets == 0) == (len(expected) == 0)
 
 
-def test_patterns_of_names(tmp_path, whole):
+def test_patterns_of_names(tmp_path, librdkafka):
     """* and ? fit anything, in client ids, topics and groups."""
-    exchanges = whole.exchanges.to_arrow(["client_id", "topics", "group_id", "transactional_id"])
+    exchanges = librdkafka.exchanges.to_arrow(
+        ["client_id", "topics", "group_id", "transactional_id"]
+    )
     for choice, fits in (
         (Selection(clients=("rd-c?",)), lambda row: (row["client_id"] or "").startswith("rd-c")),
         (
@@ -111,19 +108,19 @@ def test_patterns_of_names(tmp_path, whole):
         assert done.exchanges == sum(map(fits, exchanges.to_pylist())) > 0
 
 
-def test_topics_and_clients_must_both_hold(tmp_path, whole):
+def test_topics_and_clients_must_both_hold(tmp_path, librdkafka):
     """Two options select fewer exchanges than one."""
     one, _ = _run(tmp_path, Selection(topics=("rd-events",)))
     (tmp_path / "out.pcapng").unlink()
     both, _ = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
     assert 0 < both.exchanges < one.exchanges
-    topics = whole.exchanges.to_arrow(["topics"])["topics"].to_pylist()
+    topics = librdkafka.exchanges.to_arrow(["topics"])["topics"].to_pylist()
     assert one.exchanges == sum("rd-events" in (row or ()) for row in topics)
 
 
-def test_a_connection_comes_with_its_handshake(tmp_path, whole):
+def test_a_connection_comes_with_its_handshake(tmp_path, librdkafka):
     """All packets of one connection: its row is the same."""
-    row = whole.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
+    row = librdkafka.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
     place = f"{row['client_ip']}:{row['client_port']}"
     _, out = _run(tmp_path, Selection(connections=(ConnectionName.of(place),)))
     found = kdissect.read(out).connections.to_arrow().to_pylist()
@@ -171,7 +168,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
     assert _rows(found) == _rows(exchanges)
 
 
-def test_comments_name_exchanges_for_other_programs(tmp_path, whole):
+def test_comments_name_exchanges_for_other_programs(tmp_path, librdkafka):
     """tshark and capinfos read the file; each request has a comment."""
     if shutil.which("tshark") is None:
         pytest.skip("tshark is not installed")

@@ -38,21 +38,13 @@ KILLED = [
 def test_a_broker_that_was_killed_and_came_back() -> None:
     """The incident has the outage and the lost request, with which it begins."""
     connections = [*KILLED, _worked(2, 16, 60)]
-    lost = exchange(
-        500,
-        at_us=9_990_000,
-        latency_us=None,
-        status="connection_closed",
-        api_name="Produce",
-        request_pos=2000,
-    )
-    (outage,) = found(exchanges=[*_traffic(1, 0, 9), lost], connections=connections)
+    (outage,) = found(exchanges=[*_traffic(1, 0, 9), LOST], connections=connections)
     assert (outage["kind"], outage["severity"]) == ("broker_unreachable", "bad")
     assert outage["subject"] == "10.0.0.9:9092"
     assert outage["start_time"].timestamp() == at(9.99) / 1e6
     assert outage["end_time"].timestamp() == at(16) / 1e6
     assert outage["request_count"] == 1
-    assert outage["evidence"]["exchange_ids"] == [500]
+    assert outage["evidence"]["exchange_ids"] == [503]
 
 
 def _produce(number: int, second: float, **values: Any) -> Row:

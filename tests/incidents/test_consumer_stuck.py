@@ -15,16 +15,10 @@ def _incidents(*fetches: tuple[float, int, int]) -> list[Row]:
         exchanges.append(exchange(number, api_name="Fetch", **place))
         asked = [{"partition": 0, "fetch_offset": offset}]
         answer = [{"partition_index": 0, "error_code": 0, "high_watermark": _END}]
-        fetched.append(
-            {
-                "exchange_id": number,
-                "request": {
-                    "max_bytes": 1 << 20,
-                    "topics": [{"topic": "orders", "partitions": asked}],
-                },
-                "response": {"responses": [{"topic": "orders", "partitions": answer}]},
-            }
-        )
+        topics = [{"topic": "orders", "partitions": each} for each in (asked, answer)]
+        request = {"max_bytes": 1 << 20, "topics": topics[:1]}
+        response = {"responses": topics[1:]}
+        fetched.append({"exchange_id": number, "request": request, "response": response})
     connections = [connection(number) for number in {one[2] for one in fetches}]
     return found(exchanges=exchanges, connections=connections, apis__Fetch=fetched)
 

@@ -7,16 +7,9 @@ from tests.builders.tables import SECOND_US, Row, at, connection, exchange, foun
 
 def _open(number: int, seconds: float = 0, **values: Any) -> Row:
     """A connection that the broker accepted, with its last response a second later."""
-    row = connection(
-        number,
-        first_time=at(seconds),
-        syn_count=1,
-        unanswered_syn_count=0,
-        refused=False,
-        response_byte_count=100,
-        response_last_time=at(seconds + 1),
-    )
-    return row | values
+    opened = {"syn_count": 1, "unanswered_syn_count": 0, "refused": False}
+    answered = {"response_byte_count": 100, "response_last_time": at(seconds + 1)}
+    return connection(number, first_time=at(seconds), **opened, **answered) | values
 
 
 def _answered(number: int, seconds: float, connection_id: int = 1) -> Row:
@@ -39,9 +32,7 @@ def test_an_idle_connection_that_was_cut() -> None:
     assert cut["subject"] == "app @ 10.0.0.1"
     assert cut["start_time"].timestamp() * SECOND_US == at(55)
     assert "died while idle for 54" in cut["text"]
-    rows["exchanges"] = rows["exchanges"][
-        :2
-    ]  # the broker sends no response to any client: no cut connection
+    del rows["exchanges"][2:]  # the broker sends no response to any client: no cut connection
     assert found(**rows) == []
 
 

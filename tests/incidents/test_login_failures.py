@@ -4,22 +4,12 @@ from tests.builders.tables import Row, alarms, at, connection, exchange, found
 
 
 def _refused(count: int) -> dict[str, list[Row]]:
+    user = {"principal": "User:alice", "sasl_mechanism": "PLAIN"}
+    refusal = {"api_name": "SaslAuthenticate", "error_code": 58, "error_codes": [58]}
+    refusal["error_name"] = "SASL_AUTHENTICATION_FAILED"
     return {
-        "connections": [
-            connection(n, principal="User:alice", sasl_mechanism="PLAIN") for n in range(count)
-        ],
-        "exchanges": [
-            exchange(
-                n,
-                connection_id=n,
-                at_us=n * 1_000_000,
-                api_name="SaslAuthenticate",
-                error_code=58,
-                error_name="SASL_AUTHENTICATION_FAILED",
-                error_codes=[58],
-            )
-            for n in range(count)
-        ],
+        "connections": [connection(n, **user) for n in range(count)],
+        "exchanges": [exchange(n, connection_id=n, second=n, **refusal) for n in range(count)],
     }
 
 

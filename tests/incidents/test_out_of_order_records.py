@@ -29,42 +29,21 @@ class Send:
 def _incidents(*sends: Send) -> list[Row]:
     exchanges, batches, records, produced = [], [], [], []
     for number, send in enumerate(sends):
+        latency_us = None if send.error is None else 1000
+        ends = {"connection_id": send.connection, "client_port": 50000 + send.connection}
         row = exchange(
-            number,
-            second=send.second,
-            latency_us=None if send.error is None else 1000,
-            api_name="Produce",
-            connection_id=send.connection,
-            client_port=50000 + send.connection,
+            number, second=send.second, latency_us=latency_us, api_name="Produce", **ends
         )
         if send.error:
             row |= {"error_code": send.error, "error_codes": [send.error]}
         exchanges.append(row)
         stamp = send.stamp or (START_US + ord(send.batch[0]) * SECOND_US) // 1000
-        batches.append(
-            {
-                "exchange_id": number,
-                "source": "produce",
-                "topic": "orders",
-                "partition": send.partition,
-                "batch_index": 0,
-                "record_count": 10,
-                "base_timestamp_ms": stamp,
-                "max_timestamp_ms": stamp,
-            }
-        )
-        records += [
-            {
-                "exchange_id": number,
-                "source": "produce",
-                "topic": "orders",
-                "partition": send.partition,
-                "batch_index": 0,
-                "record_index": index,
-                "value": f"{send.batch} {index}".encode(),
-            }
-            for index in range(10)
-        ]
+        place = {"exchange_id": number, "source": "produce", "topic": "orders", "batch_index": 0}
+        place["partition"] = send.partition
+        times = {"base_timestamp_ms": stamp, "max_timestamp_ms": stamp}
+        batches.append(place | times | {"record_count": 10})
+        values = [f"{send.batch} {index}".encode() for index in range(10)]
+        records += [place | {"record_index": n, "value": one} for n, one in enumerate(values)]
         answer = {"index": send.partition, "error_code": send.error, "base_offset": send.offset}
         topic = {"name": "orders", "partition_responses": [answer]}
         response = None if send.error is None else {"responses": [topic]}

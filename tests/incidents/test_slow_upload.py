@@ -5,26 +5,17 @@ from tests.builders.tables import SECOND_US, Row, at, connection, exchange, foun
 
 def _produce(number: int, upload_ms: float) -> Row:
     begins_us = number * 10 * SECOND_US
-    return exchange(
-        number,
-        at_us=begins_us,
-        latency_us=round(upload_ms * 1000) + 1000,
-        api_name="Produce",
-        upload_ms=upload_ms,
-        service_ms=1.0,
-        request_end_time=at(number * 10) + round(upload_ms * 1000),
-    )
+    upload_us = round(upload_ms * 1000)
+    times = {"upload_ms": upload_ms, "request_end_time": at(number * 10) + upload_us}
+    row = exchange(number, at_us=begins_us, latency_us=upload_us + 1000, api_name="Produce")
+    return row | times | {"service_ms": 1.0}
 
 
 def test_uploads_into_a_full_receive_window() -> None:
     """Two uploads of 6 s: the broker read too slowly, and no window scaling was agreed."""
-    one = connection(
-        response_zero_window_count=5,
-        response_zero_window_ms=9000.0,
-        request_syn_seen=True,
-        response_syn_seen=True,
-        request_window_scale=7,
-    )
+    full = {"response_zero_window_count": 5, "response_zero_window_ms": 9000.0}
+    syns = {"request_syn_seen": True, "response_syn_seen": True, "request_window_scale": 7}
+    one = connection(**full, **syns)
     (slow,) = found(connections=[one], exchanges=[_produce(0, 6000), _produce(1, 6000)])
     assert (slow["kind"], slow["severity"]) == ("slow_upload", "bad")
     assert (slow["subject"], slow["request_count"]) == ("app @ 10.0.0.1", 2)
@@ -47,17 +38,9 @@ def test_quick_uploads_are_no_incident() -> None:
 
 def test_short_uploads_that_follow_one_another() -> None:
     """Twenty small requests of 600 ms each take most of the time; three of them do not."""
+    small = {"api_name": "Produce", "request_size": 20_000, "upload_ms": 600.0, "service_ms": 1.0}
     requests = [
-        exchange(
-            n,
-            second=0.7 * n,
-            api_name="Produce",
-            request_size=20_000,
-            upload_ms=600.0,
-            service_ms=1.0,
-            request_end_time=at(0.7 * n + 0.6),
-        )
-        for n in range(20)
+        exchange(n, second=0.7 * n, request_end_time=at(0.7 * n + 0.6), **small) for n in range(20)
     ]
     (slow,) = found(connections=[connection()], exchanges=requests)
     assert (slow["kind"], slow["request_count"]) == ("slow_upload", 20)

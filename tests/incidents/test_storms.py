@@ -6,24 +6,17 @@ from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchan
 
 
 def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:
+    starts = [number * interval_s for number in range(count)]
     return [
-        connection(
-            number,
-            first_time=at(number * interval_s),
-            last_time=at(number * interval_s + length_s),
-            close_reason="fin",
-        )
-        for number in range(count)
+        connection(n, first_time=at(start), last_time=at(start + length_s), close_reason="fin")
+        for n, start in enumerate(starts)
     ]
 
 
 def _requests(count: int, interval_s: float, **values: object) -> dict[str, list[Row]]:
-    return {
-        "connections": [connection(0)],
-        "exchanges": [
-            exchange(n, connection_id=0, second=n * interval_s, **values) for n in range(count)
-        ],
-    }
+    values["connection_id"] = 0
+    sent = [exchange(n, second=n * interval_s, **values) for n in range(count)]
+    return {"connections": [connection(0)], "exchanges": sent}
 
 
 def test_a_connection_for_each_record() -> None:

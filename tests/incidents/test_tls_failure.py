@@ -9,19 +9,10 @@ from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchan
 
 def _short(number: int, **values: Any) -> Row:
     """A connection of 50 ms, one a second."""
-    row = connection(
-        number,
-        first_time=at(number),
-        last_time=at(number + 0.05),
-        close_reason="fin",
-        closed_by="broker",
-        is_kafka=False,
-        is_tls=True,
-        protocol="tls",
-        client_ids=[],
-        request_byte_count=500,
-    )
-    return row | values
+    times = {"first_time": at(number), "last_time": at(number + 0.05)}
+    tls = {"is_kafka": False, "is_tls": True, "protocol": "tls", "client_ids": []}
+    row = connection(number, **times, **tls, close_reason="fin", closed_by="broker")
+    return row | {"request_byte_count": 500} | values
 
 
 def test_tls_on_a_plaintext_port() -> None:

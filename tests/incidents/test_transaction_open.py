@@ -17,23 +17,13 @@ def _incidents(
 
     begin, end: seconds of the transaction that wrote to the partition; no begin: not captured.
     """
-    exchanges = [
-        exchange(number, second=second, api_name="Fetch")
-        for number, (second, _) in enumerate(fetches)
-    ]
-    fetched: list[Row] = [
-        {
-            "exchange_id": row["exchange_id"],
-            "response_time": row["response_time"],
-            "request": {"isolation_level": isolation},
-            "response": {
-                "responses": []
-                if high is LEFT_OUT
-                else [{"topic": "ledger", "partitions": [_state(high)]}]
-            },
-        }
-        for row, (_, high) in zip(exchanges, fetches, strict=True)
-    ]
+    exchanges, fetched = [], []
+    for number, (second, high) in enumerate(fetches):
+        row = exchange(number, second=second, api_name="Fetch")
+        exchanges.append(row)
+        topics = [] if high is LEFT_OUT else [{"topic": "ledger", "partitions": [_state(high)]}]
+        sides = {"request": {"isolation_level": isolation}, "response": {"responses": topics}}
+        fetched.append({name: row[name] for name in ("exchange_id", "response_time")} | sides)
     transaction: Row = {
         "transactional_id": "books",
         "producer_id": 4000,

@@ -13,11 +13,6 @@ from tests.conftest import CAPTURES
 CAPTURE = CAPTURES / "librdkafka.pcap"
 
 
-@pytest.fixture(scope="module")
-def whole():
-    return package.read(CAPTURE)
-
-
 def _sorted(table: pa.Table) -> pa.Table:
     return table.sort_by([("exchange_id", "ascending")])
 
@@ -58,9 +53,9 @@ def test_a_host_name_and_an_empty_range_are_refused():
         package.read(CAPTURE, from_="2026-01-02", until="2026-01-01")
 
 
-def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
+def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(librdkafka):
     """The rows equal those of the whole set in the range."""
-    exchanges = _sorted(whole.exchanges.to_arrow())
+    exchanges = _sorted(librdkafka.exchanges.to_arrow())
     times = pc.coalesce(exchanges["request_time"], exchanges["response_time"])
     ordered = sorted(times.to_pylist())
     first, last = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
@@ -75,29 +70,29 @@ def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
     ids = set(expected["connection_id"].to_pylist())
     connections = chosen.connections.to_arrow()
     assert ids <= set(connections["connection_id"].to_pylist())
-    assert len(connections) < whole.connections.num_rows
-    packets = whole.captures.to_arrow(["packet_count", "tcp_packet_count"])
+    assert len(connections) < librdkafka.connections.num_rows
+    packets = librdkafka.captures.to_arrow(["packet_count", "tcp_packet_count"])
     assert chosen.captures.to_arrow(["packet_count", "tcp_packet_count"]) == packets
 
 
-def test_two_ranges_make_the_whole(whole):
-    """The exchanges and records of both halves are those of the whole."""
-    exchanges = _sorted(whole.exchanges.to_arrow())
+def test_two_ranges_make_the_whole(librdkafka):
+    """The exchanges and records of both halves are those of the librdkafka."""
+    exchanges = _sorted(librdkafka.exchanges.to_arrow())
     middle = exchanges["request_time"].to_pylist()[len(exchanges) // 2] + timedelta(microseconds=1)
     parts = [package.read(CAPTURE, until=middle), package.read(CAPTURE, from_=middle)]
     for name in ("exchanges", "records"):
         counts = [part[name].num_rows for part in parts]
         assert all(counts)
-        assert sum(counts) == whole[name].num_rows
+        assert sum(counts) == librdkafka[name].num_rows
     both = pa.concat_tables(part.exchanges.to_arrow() for part in parts)
     # an answer is told from its request wherever that is; names are those the whole input told
     assert _sorted(both) == exchanges
 
 
-def test_hosts_keep_their_connections_whole(whole):
+def test_hosts_keep_their_connections_whole(librdkafka):
     """The capture's host gives all rows; another host gives no row."""
     every = package.read(CAPTURE, hosts=["127.0.0.1"])
-    assert _sorted(every.exchanges.to_arrow()) == _sorted(whole.exchanges.to_arrow())
+    assert _sorted(every.exchanges.to_arrow()) == _sorted(librdkafka.exchanges.to_arrow())
     none = package.read(CAPTURE, hosts=["127.0.0.2", "::1"])
     assert (none.connections.num_rows, none.exchanges.num_rows, none.records.num_rows) == (0, 0, 0)
     assert none.captures.to_arrow() == every.captures.to_arrow()

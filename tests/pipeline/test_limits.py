@@ -18,12 +18,6 @@ from tests.processes import Run
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 
 
-@pytest.fixture(scope="module")
-def whole() -> kdissect.Tables:
-    """The tables without a limit."""
-    return kdissect.read(CAPTURE)
-
-
 def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
     return [row for row in tables.anomalies.to_arrow().to_pylist() if row["kind"] == kind]
 
@@ -58,30 +52,31 @@ def test_a_frame_above_the_limit_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decompressed_size", "decompression_ratio"])
-def test_batches_above_a_limit_lose_their_records(name: str, whole: kdissect.Tables) -> None:
+def test_batches_above_a_limit_lose_their_records(name: str, librdkafka: kdissect.Tables) -> None:
     """Batches above a limit keep their row and lose their records."""
     value = {"decompressed_size": 300, "decompression_ratio": 1}[name]
     tables = kdissect.read(CAPTURE, limits={name: value})
     crossed = of_kind(tables, "decompression_limit")
     if name == "decompressed_size":
         assert crossed
-        assert tables.records.num_rows < whole.records.num_rows
-    assert tables.record_batches.num_rows == whole.record_batches.num_rows
-    assert tables.exchanges.num_rows == whole.exchanges.num_rows
+        assert tables.records.num_rows < librdkafka.records.num_rows
+    assert tables.record_batches.num_rows == librdkafka.record_batches.num_rows
+    assert tables.exchanges.num_rows == librdkafka.exchanges.num_rows
 
 
-def test_packets_of_connections_beyond_the_limit_are_counted(whole: kdissect.Tables) -> None:
+def test_packets_of_connections_beyond_the_limit_are_counted(librdkafka: kdissect.Tables) -> None:
     """Packets of further connections are counted as ignored."""
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
     rows = tables.connections.num_rows
     assert rows <= 8  # two buckets
-    (before,) = whole.captures.to_arrow().to_pylist()
+    (before,) = librdkafka.captures.to_arrow().to_pylist()
     (after,) = tables.captures.to_arrow().to_pylist()
     given_up = dict(after["ignored_reasons"])["connection_limit"]
     assert before["tcp_packet_count"] == after["tcp_packet_count"] + given_up
     assert after["packet_count"] == after["tcp_packet_count"] + after["ignored_packet_count"]
     details = [row["detail"] for row in of_kind(tables, "limit")]
-    assert sum(int(detail.split(" ")[0]) for detail in details) == whole.connections.num_rows - rows
+    lost = librdkafka.connections.num_rows - rows
+    assert sum(int(detail.split(" ")[0]) for detail in details) == lost
     small = kdissect.read(CAPTURE, limits={"connections": 4}, split_bytes=5000)
     ids = [set(one.connections.to_pandas()["connection_id"]) for one in (tables, small)]
     assert ids[0] == ids[1]
@@ -104,13 +99,13 @@ def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     assert after["tcp_packet_count"] < before["tcp_packet_count"]
 
 
-def test_messages_with_longer_arrays_are_malformed(whole: kdissect.Tables) -> None:
+def test_messages_with_longer_arrays_are_malformed(librdkafka: kdissect.Tables) -> None:
     """Messages with longer arrays are malformed; the rows stay."""
     tables = kdissect.read(CAPTURE, limits={"array_elements": 30})
     crossed = of_kind(tables, "limit")
     assert crossed
     assert all("limit reached" in row["detail"] for row in crossed)
-    before, after = (one.exchanges.to_pandas() for one in (whole, tables))
+    before, after = (one.exchanges.to_pandas() for one in (librdkafka, tables))
     assert len(before) == len(after)
     malformed = after["decode_status"] == "malformed"
     assert 0 < malformed.sum() <= len(crossed)
@@ -129,14 +124,14 @@ def test_anomalies_hold_bytes_up_to_the_limit(tmp_path: Path) -> None:
         assert longest <= size
 
 
-def test_records_with_more_headers_are_left_out(whole: kdissect.Tables) -> None:
+def test_records_with_more_headers_are_left_out(librdkafka: kdissect.Tables) -> None:
     """Records with more headers are left out, with an anomaly."""
-    counts = [len(row or ()) for row in whole.records.to_arrow()["headers"].to_pylist()]
+    counts = [len(row or ()) for row in librdkafka.records.to_arrow()["headers"].to_pylist()]
     most = max(counts)
     assert most > 1
     tables = kdissect.read(CAPTURE, limits={"record_headers": most - 1})
     assert of_kind(tables, "limit")
-    assert tables.records.num_rows < whole.records.num_rows
+    assert tables.records.num_rows < librdkafka.records.num_rows
 
 
 def test_unknown_names_and_wrong_numbers_are_refused() -> None:

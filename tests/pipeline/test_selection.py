@@ -20,8 +20,8 @@ PATH = CAPTURES / "librdkafka.pcap"
 
 
 @pytest.fixture(scope="module")
-def rows() -> pd.DataFrame:
-    return kdissect.read(PATH).exchanges.to_pandas()
+def rows(librdkafka: kdissect.Tables) -> pd.DataFrame:
+    return librdkafka.exchanges.to_pandas()
 
 
 def ids(selection: Selection) -> set[int]:
@@ -154,11 +154,11 @@ def test_unknown_and_ambiguous_apis_are_refused() -> None:
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
-def test_tables_of_a_selection(rows: pd.DataFrame, is_on_disk: bool, tmp_path: Path) -> None:
+def test_tables_of_a_selection(
+    rows: pd.DataFrame, librdkafka: kdissect.Tables, is_on_disk: bool, tmp_path: Path
+) -> None:
     """Rows of these exchanges and their connections, for pyarrow and for DuckDB."""
-    tables = kdissect.read(PATH)
-    if is_on_disk:
-        tables = tables.write(tmp_path / "tables")
+    tables = librdkafka.write(tmp_path / "tables") if is_on_disk else librdkafka
     chosen = tables.select(Selection(topics=("RD-TX",), where="api_name <> 'Metadata'"))
     has = rows.topics.map(lambda names: "rd-tx" in list(names)) & (rows.api_name != "Metadata")
     expected = of(rows, has)

@@ -7,6 +7,7 @@ room for it. A code that Kafka's clients answer by asking again is a lie only if
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import crc32c
@@ -168,104 +169,74 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 OFFSET, LIST = ("plus 1", "plus 5000", "zero"), ("shortened", "emptied")
 CODE = ("error", "no error")
-LEADER, LOADING = "NOT_LEADER_OR_FOLLOWER", "COORDINATOR_LOAD_IN_PROGRESS"
-TXN = (*CODE, "CONCURRENT_TRANSACTIONS")
-CARED: dict[str, dict[str, tuple[str, ...]]] = {
-    "Produce": {
-        "responses[].partition_responses[].error_code": (*CODE, LEADER, "NOT_ENOUGH_REPLICAS"),
-        "responses[].partition_responses[].base_offset": OFFSET,
-        "responses[].partition_responses": LIST,
-    },
-    "Fetch": {
-        "responses[].partitions[].records": tuple(RECORD_KINDS),
-        "responses[].partitions[].error_code": (*CODE, LEADER, "UNKNOWN_TOPIC_OR_PARTITION"),
-        "responses[].partitions[].high_watermark": OFFSET,
-        "responses[].partitions[].aborted_transactions": ("emptied",),
-        "error_code": CODE,
-    },
-    "ListOffsets": {
-        "topics[].partitions[].offset": OFFSET,
-        "topics[].partitions[].error_code": (*CODE, LEADER),
-        "topics[].partitions": LIST,
-    },
-    "Metadata": {
-        "topics[].error_code": (*CODE, "UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE"),
-        "topics[].partitions[].error_code": (*CODE, "LEADER_NOT_AVAILABLE"),
-        "topics[].partitions[].leader_id": ("none",),
-        "topics": LIST,
-        "topics[].partitions": LIST,
-    },
-    "DescribeTopicPartitions": {"topics[].error_code": CODE, "topics[].partitions": LIST},
-    "OffsetCommit": {"topics[].partitions[].error_code": (*CODE, "REBALANCE_IN_PROGRESS", LOADING)},
-    "OffsetFetch": {
-        "topics[].partitions[].committed_offset": OFFSET,
-        "topics[].partitions[].metadata": ("other text",),
-        "groups[].topics[].partitions[].committed_offset": OFFSET,
-        "groups[].topics": LIST,
-        "groups[].error_code": ("error", LOADING),
-        "error_code": (*CODE, LOADING),
-    },
-    "FindCoordinator": {
-        "error_code": ("error", LOADING),
-        "coordinators[].error_code": ("error", LOADING),
-    },
-    "JoinGroup": {
-        "error_code": (*CODE, LOADING),
-        "protocol_name": ("other text",),
-        "members": ("shortened",),
-        "leader": ("other text",),
-    },
-    "SyncGroup": {"error_code": (*CODE, "REBALANCE_IN_PROGRESS"), "assignment": ("emptied",)},
-    "Heartbeat": {"error_code": ("error", "REBALANCE_IN_PROGRESS", "NOT_COORDINATOR")},
-    "LeaveGroup": {"error_code": CODE, "members[].error_code": CODE},
-    "ConsumerGroupHeartbeat": {"error_code": (*CODE, LOADING), "assignment.topic_partitions": LIST},
-    "ConsumerGroupDescribe": {"groups[].error_code": CODE, "groups[].members": LIST},
-    "DescribeGroups": {
-        "groups[].error_code": CODE,
-        "groups[].group_state": ("other text", "Dead"),
-        "groups[].members": LIST,
-    },
-    "ListGroups": {"error_code": CODE, "groups": LIST},
-    "DeleteGroups": {"results[].error_code": CODE},
-    "CreateTopics": {"topics[].error_code": CODE, "topics[].num_partitions": ("plus 1",)},
-    "DeleteTopics": {"responses[].error_code": CODE},
-    "CreatePartitions": {"results[].error_code": CODE},
-    "DeleteRecords": {
-        "topics[].partitions[].error_code": CODE,
-        "topics[].partitions[].low_watermark": OFFSET,
-    },
-    "InitProducerId": {"error_code": TXN},
-    "AddPartitionsToTxn": {
-        "results_by_topic_v3_and_below[].results_by_partition[].partition_error_code": TXN
-    },
-    "AddOffsetsToTxn": {"error_code": TXN},
-    "EndTxn": {"error_code": TXN},
-    "TxnOffsetCommit": {"topics[].partitions[].error_code": (*CODE, LOADING)},
-    "DescribeTransactions": {
-        "transaction_states[].transaction_state": ("Ongoing",),
-        "transaction_states[].error_code": CODE,
-    },
-    "ListTransactions": {
-        "transaction_states[].transaction_state": ("Ongoing",),
-        "transaction_states": LIST,
-    },
-    "DescribeConfigs": {
-        "results[].error_code": CODE,
-        "results[].configs[].value": ("other text",),
-        "results[].configs": LIST,
-    },
-    "AlterConfigs": {"responses[].error_code": CODE},
-    "IncrementalAlterConfigs": {"responses[].error_code": CODE},
-    "DescribeAcls": {"error_code": CODE, "resources": LIST},
-    "CreateAcls": {"results[].error_code": CODE},
-    "ShareFetch": {
-        "responses[].partitions[].records": tuple(RECORD_KINDS),
-        "responses[].partitions[].error_code": CODE,
-        "responses[].partitions[].acknowledge_error_code": CODE,
-    },
-    "ShareAcknowledge": {"responses[].partitions[].error_code": CODE},
-    "ShareGroupHeartbeat": {"error_code": CODE, "assignment.topic_partitions": LIST},
-}
+SEVERAL = {"OFFSET": OFFSET, "LIST": LIST, "CODE": CODE, "RECORDS": tuple(RECORD_KINDS)}
+SEVERAL["TXN"] = (*CODE, "CONCURRENT_TRANSACTIONS")
+SEVERAL |= {"LEADER": ("NOT_LEADER_OR_FOLLOWER",), "LOADING": ("COORDINATOR_LOAD_IN_PROGRESS",)}
+# APIs and a field of their answers: kinds of lies about it
+CARED = """
+Produce responses[].partition_responses[].error_code: CODE, LEADER, NOT_ENOUGH_REPLICAS
+Produce responses[].partition_responses[].base_offset: OFFSET
+Produce responses[].partition_responses: LIST
+Fetch ShareFetch responses[].partitions[].records: RECORDS
+Fetch responses[].partitions[].error_code: CODE, LEADER, UNKNOWN_TOPIC_OR_PARTITION
+Fetch responses[].partitions[].high_watermark: OFFSET
+Fetch responses[].partitions[].aborted_transactions: emptied
+Fetch error_code: CODE
+ListOffsets topics[].partitions[].offset: OFFSET
+ListOffsets topics[].partitions[].error_code: CODE, LEADER
+ListOffsets topics[].partitions: LIST
+Metadata topics[].error_code: CODE, UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE
+Metadata topics[].partitions[].error_code: CODE, LEADER_NOT_AVAILABLE
+Metadata topics[].partitions[].leader_id: none
+Metadata topics: LIST
+Metadata topics[].partitions: LIST
+DescribeTopicPartitions CreateTopics topics[].error_code: CODE
+DescribeTopicPartitions topics[].partitions: LIST
+OffsetCommit topics[].partitions[].error_code: CODE, REBALANCE_IN_PROGRESS, LOADING
+OffsetFetch topics[].partitions[].committed_offset: OFFSET
+OffsetFetch topics[].partitions[].metadata: other text
+OffsetFetch groups[].topics[].partitions[].committed_offset: OFFSET
+OffsetFetch groups[].topics: LIST
+OffsetFetch groups[].error_code: error, LOADING
+OffsetFetch JoinGroup ConsumerGroupHeartbeat error_code: CODE, LOADING
+FindCoordinator error_code: error, LOADING
+FindCoordinator coordinators[].error_code: error, LOADING
+JoinGroup protocol_name: other text
+JoinGroup members: shortened
+JoinGroup leader: other text
+SyncGroup error_code: CODE, REBALANCE_IN_PROGRESS
+SyncGroup assignment: emptied
+Heartbeat error_code: error, REBALANCE_IN_PROGRESS, NOT_COORDINATOR
+LeaveGroup error_code: CODE
+LeaveGroup members[].error_code: CODE
+ConsumerGroupHeartbeat ShareGroupHeartbeat assignment.topic_partitions: LIST
+ConsumerGroupDescribe groups[].error_code: CODE
+ConsumerGroupDescribe groups[].members: LIST
+DescribeGroups groups[].error_code: CODE
+DescribeGroups groups[].group_state: other text, Dead
+DescribeGroups groups[].members: LIST
+ListGroups error_code: CODE
+ListGroups groups: LIST
+DeleteGroups CreatePartitions DescribeConfigs CreateAcls results[].error_code: CODE
+CreateTopics topics[].num_partitions: plus 1
+DeleteTopics AlterConfigs IncrementalAlterConfigs responses[].error_code: CODE
+DeleteRecords topics[].partitions[].error_code: CODE
+DeleteRecords topics[].partitions[].low_watermark: OFFSET
+InitProducerId AddOffsetsToTxn EndTxn error_code: TXN
+AddPartitionsToTxn results_by_topic_v3_and_below[].results_by_partition[].partition_error_code: TXN
+TxnOffsetCommit topics[].partitions[].error_code: CODE, LOADING
+DescribeTransactions ListTransactions transaction_states[].transaction_state: Ongoing
+DescribeTransactions transaction_states[].error_code: CODE
+ListTransactions transaction_states: LIST
+DescribeConfigs results[].configs[].value: other text
+DescribeConfigs results[].configs: LIST
+DescribeAcls error_code: CODE
+DescribeAcls resources: LIST
+ShareFetch responses[].partitions[].error_code: CODE
+ShareFetch responses[].partitions[].acknowledge_error_code: CODE
+ShareAcknowledge responses[].partitions[].error_code: CODE
+ShareGroupHeartbeat error_code: CODE
+"""
 
 
 class Lie(NamedTuple):
@@ -281,12 +252,14 @@ class Lie(NamedTuple):
 
 
 def lies() -> Iterator[Lie]:
-    for api, fields in CARED.items():
-        for path, kinds in fields.items():
-            for kind in kinds:
-                yield Lie(api, path, kind, False)
-                if kind not in STAYING:
-                    yield Lie(api, path, kind, True)
+    for line in CARED.strip().splitlines():
+        place, _, words = line.partition(": ")
+        *apis, path = place.split()
+        kinds = [kind for word in words.split(", ") for kind in SEVERAL.get(word, (word,))]
+        for api, kind in product(apis, kinds):
+            yield Lie(api, path, kind, False)
+            if kind not in STAYING:
+                yield Lie(api, path, kind, True)
 
 
 class Liar:

@@ -194,15 +194,8 @@ def test_an_empty_table_set_has_a_report(empty_report: Report) -> None:
 def test_responses_alone_have_a_report() -> None:
     """A capture of one direction: no request times, no client ids."""
     row = exchange(1, status="request_missing", client_id=None)
-    for name in (
-        "request_time",
-        "request_end_time",
-        "request_time_ns",
-        "latency_ms",
-        "service_ms",
-        "wait",
-    ):
-        row[name] = None
+    asked = ("request_time", "request_end_time", "request_time_ns")
+    row |= dict.fromkeys((*asked, "latency_ms", "service_ms", "wait"))
     document = document_of(tables(exchanges=[row]))
     assert document["overview"]["request_missing"] == 1
     assert document["latency"]["all"]["count"] == 0

@@ -36,33 +36,21 @@ select 9007199254740993 big, -5 small, 1.5::double d, 'nan'::double nan, null::i
 """
 
 
+AS_JSON = r"""
+{"big": "9007199254740993", "small": -5, "d": 1.5, "nan": "nan", "nothing": null,
+ "t": "2026-01-02T03:04:05.500000Z", "local": "2026-01-02T03:04:05.000000", "day": "2026-01-02",
+ "b": "AGFc", "list": ["x", null], "nested": {"a": {"b": "12345678901234567"}}, "m": {"k": 1},
+ "huge": "12345678901234567890", "dec": "1.50", "yes": true, "empty": "", "gap": "P1M2DT3.25S",
+ "id": "00000000-0000-0000-0000-000000000001"}
+"""
+
+
 def test_json_keeps_large_integers_as_text(database: Database) -> None:
     """One document; integers beyond 2^53 are strings, times RFC 3339, bytes base64."""
     document = json.loads(formatted(database, "json", EVERYTHING))
     assert document["format_version"] == 1
     assert document["columns"][0] == {"name": "big", "type": "int64"}
-    assert document["rows"] == [
-        {
-            "big": "9007199254740993",
-            "small": -5,
-            "d": 1.5,
-            "nan": "nan",
-            "nothing": None,
-            "t": "2026-01-02T03:04:05.500000Z",
-            "local": "2026-01-02T03:04:05.000000",
-            "day": "2026-01-02",
-            "b": "AGFc",
-            "list": ["x", None],
-            "nested": {"a": {"b": "12345678901234567"}},
-            "m": {"k": 1},
-            "huge": "12345678901234567890",
-            "dec": "1.50",
-            "yes": True,
-            "empty": "",
-            "gap": "P1M2DT3.25S",
-            "id": "00000000-0000-0000-0000-000000000001",
-        }
-    ]
+    assert document["rows"] == [json.loads(AS_JSON)]
 
 
 def test_csv_separates_null_from_empty_text(database: Database) -> None:

@@ -1,6 +1,5 @@
 """Requests without a response, checked against captures before packets were removed."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.requests import unanswered
 from tests.builders.captures import lose_packets, split_capture
-from tests.builders.tables import SECOND_US, START_US, exchange
+from tests.builders.tables import SECOND_US, at, connection, exchange
 from tests.builders.tables import tables as made
 from tests.cases import cases
 
@@ -42,11 +41,13 @@ def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: 
     assert all(may_be_lost[ident] for ident in answered)
 
 
-def test_a_capture_that_ends_before_an_answer(captures: Path, tmp_path: Path) -> None:
+def test_a_capture_that_ends_before_an_answer(
+    captures: Path, librdkafka: Tables, tmp_path: Path
+) -> None:
     """A client closes its side during a long poll. The capture ends before the broker's answer."""
     head, packets = split_capture((captures / "librdkafka.pcap").read_bytes())
     (tmp_path / "cut.pcap").write_bytes(head + b"".join(packets[: len(packets) * 3 // 4]))
-    before = statuses(kdissect.read(captures / "librdkafka.pcap"))
+    before = statuses(librdkafka)
     tables = kdissect.read(tmp_path / "cut.pcap")
     may_be_lost = judged(tables)
     there = {ident: before[key][1] for key, (ident, _) in statuses(tables).items()}
@@ -55,14 +56,9 @@ def test_a_capture_that_ends_before_an_answer(captures: Path, tmp_path: Path) ->
     ]
 
 
-def test_answers_that_never_came(captures: Path) -> None:
+def test_answers_that_never_came(librdkafka: Tables) -> None:
     """librdkafka closes connections while it waits for Metadata: no byte is missing there."""
-    tables = kdissect.read(captures / "librdkafka.pcap")
-    assert list(judged(tables).values()) == [False, False]
-
-
-def at(second: int) -> datetime:
-    return datetime.fromtimestamp(START_US / SECOND_US + second, UTC)
+    assert list(judged(librdkafka).values()) == [False, False]
 
 
 def made_set(gaps: list[int], files: dict[int, tuple[int, int]], **closed: object) -> Tables:
@@ -77,17 +73,7 @@ def made_set(gaps: list[int], files: dict[int, tuple[int, int]], **closed: objec
             exchange(1, at_us=SECOND_US, status="connection_closed", request_pos=0),
             exchange(2, connection_id=2, client_ip="10.0.0.2", request_capture_id=8),
         ],
-        connections=[
-            {
-                "connection_id": 1,
-                "client_ip": "10.0.0.1",
-                "broker_ip": "10.0.0.9",
-                "first_time": at(1),
-                "last_time": at(3),
-                "handshake_seen": True,
-                **closed,
-            }
-        ],
+        connections=[connection(1, first_time=at(1), last_time=at(3), **closed)],
         anomalies=[
             {"kind": "gap", "connection_id": 2, "capture_id": ident, "pos": 0, "byte_count": 9}
             for ident in gaps

@@ -15,25 +15,11 @@ NO_ANSWER = None
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
-    empty = dict.fromkeys(PRODUCER_STEPS.names)
+    place = {"connection_id": 1, "order": 0, "topic": "orders", "partition": 0, "end_ns": NO_TIME}
+    step = {"step": int(ProducerStep.PRODUCE), "error_code": 0, "flag": False}
+    usual = {**place, **step, "producer_id": 7, "producer_epoch": 0}
     full = [
-        {
-            **empty,
-            "producer_id": 7,
-            "producer_epoch": 0,
-            "step": int(ProducerStep.PRODUCE),
-            "time_ns": number * 1000,
-            "end_ns": NO_TIME,
-            "connection_id": 1,
-            "pos": number,
-            "order": 0,
-            "exchange_id": number + 1,
-            "topic": "orders",
-            "partition": 0,
-            "error_code": 0,
-            "flag": False,
-            **row,
-        }
+        {**usual, "time_ns": number * 1000, "pos": number, "exchange_id": number + 1, **row}
         for number, row in enumerate(rows)
     ]
     return in_order(pa.Table.from_pylist(full, schema=PRODUCER_STEPS))

@@ -64,17 +64,13 @@ def test_other_apis_are_left_alone() -> None:
 def test_a_group_joins_and_syncs() -> None:
     """If an old response lacks the protocol's type, the request has it."""
     member = {"member_id": "m", "metadata": subscription("a", "b")}
+    cut = subscription("b")[:5]
+    protocols = [{"name": "range", "metadata": subscription("a")}, {"name": "x", "metadata": cut}]
     request, response, faults = added(
         JOIN_GROUP,
         ({"protocol_type": "sr", "protocols": [{"name": "v0", "metadata": b"{}"}]}, None),
         (
-            {
-                "protocol_type": "consumer",
-                "protocols": [
-                    {"name": "range", "metadata": subscription("a")},
-                    {"name": "roundrobin", "metadata": subscription("b")[:5]},
-                ],
-            },
+            {"protocol_type": "consumer", "protocols": protocols},
             {"members": [member, member], "protocol_name": "range"},
         ),
     )
@@ -177,11 +173,8 @@ def test_an_envelopes_inner_messages() -> None:
     ]
     request, response, faults = added(ENVELOPE, *rows, reveal=False)
     found = request.to_pylist()[0]["request_data_decoded"]
-    assert (found["api_key"], found["api_name"], found["api_version"]) == (
-        *(39, "RenewDelegationToken"),
-        2,
-    )
-    assert (found["correlation_id"], found["client_id"]) == (5, "admin")
+    names = ("api_key", "api_name", "api_version", "correlation_id", "client_id")
+    assert [found[name] for name in names] == [39, "RenewDelegationToken", 2, 5, "admin"]
     assert json.loads(found["body"]) == {"hmac": TEXT, "renew_period_ms": 1}
     assert request.to_pylist()[0]["request_principal_decoded"]["name"] == "alice"
     body = json.loads(response.to_pylist()[0]["response_data_decoded"]["body"])
@@ -204,11 +197,8 @@ def test_an_envelope_in_an_envelope_keeps_its_secrets() -> None:
 
 def test_record_data_within_is_left_out() -> None:
     """Records appear only in `records`, under the control of --payload."""
-    produced = {
-        "acks": 1,
-        "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": b"private"}]}],
-    }
-    data = inner(0, 9, "request", produced)
+    topic = {"name": "t", "partition_data": [{"index": 0, "records": b"private"}]}
+    data = inner(0, 9, "request", {"acks": 1, "topic_data": [topic]})
     request, *_ = added(ENVELOPE, ({"request_data": data}, None))
     body = json.loads(request.to_pylist()[0]["request_data_decoded"]["body"])
     assert body["topic_data"][0]["partition_data"][0]["records"] is None

@@ -9,24 +9,9 @@ from kdissect.tables.embedded import group_members
 from tests.material import needs_material
 from tests.truth.material import Capture
 
-VALUE = pa.struct(
-    [
-        ("protocol_type", pa.string()),
-        ("protocol", pa.string()),
-        (
-            "members",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("member_id", pa.string()),
-                        ("subscription", pa.binary()),
-                        ("assignment", pa.binary()),
-                    ]
-                )
-            ),
-        ),
-    ]
-)
+TEXT, BYTES = pa.string(), pa.binary()
+MEMBER = pa.struct({"member_id": TEXT, "subscription": BYTES, "assignment": BYTES})
+VALUE = pa.struct({"protocol_type": TEXT, "protocol": TEXT, "members": pa.list_(MEMBER)})
 SUBSCRIPTION = bytes.fromhex("0000 00000001 0001 61 ffffffff")  # v0, the topic "a"
 ASSIGNMENT = bytes.fromhex("0000 00000001 0001 61 00000002 00000000 00000003 ffffffff")
 

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+KEY = itemgetter("correlation_id", "api_key", "api_version")
+
+
 @functools.lru_cache(maxsize=2)
 def load(path: Path) -> list[Entry]:
     """All entries of NAME.requests.jsonl.gz, in the order in which they were completed."""
     return [
         Entry(
-            key=(
-                *one["client"],
-                one["broker"][1],
-                one["correlation_id"],
-                one["api_key"],
-                one["api_version"],
-            ),
+            key=(*one["client"], one["broker"][1], *KEY(one)),
             api_name=one["api_name"],
             client_id=one["client_id"] or "",
             principal=one["principal"],

@@ -1,6 +1,7 @@
 """Records of Kafka's internal topics agree with the requests that caused them."""
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from tests.truth import request_log
@@ -10,6 +11,10 @@ from tests.truth.rows import Row
 CLUSTER = Capture("cluster/cluster")  # three nodes: whatever one writes, the others fetch
 OFFSET_COMMIT, TXN_OFFSET_COMMIT, INIT_PRODUCER_ID, JOIN_GROUP = 8, 28, 22, 11
 BROKER_REGISTRATION, METADATA, WRITE_SHARE_GROUP_STATE = 62, 3, 85
+LISTENER = itemgetter("name", "host", "port", "security_protocol")
+LOGGED_LISTENER = itemgetter("name", "host", "port", "securityProtocol")
+FEATURE = itemgetter("name", "min_supported_version", "max_supported_version")
+LOGGED_FEATURE = itemgetter("name", "minSupportedVersion", "maxSupportedVersion")
 
 
 def _logged(*api_keys: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -79,14 +84,8 @@ def test_broker_registrations_are_those_that_brokers_sent() -> None:
     sent = {
         (
             *(request["brokerId"], request["incarnationId"], request["rack"]),
-            tuple(
-                (one["name"], one["host"], one["port"], one["securityProtocol"])
-                for one in request["listeners"]
-            ),
-            frozenset(
-                (one["name"], one["minSupportedVersion"], one["maxSupportedVersion"])
-                for one in request["features"]
-            ),
+            tuple(map(LOGGED_LISTENER, request["listeners"])),
+            frozenset(map(LOGGED_FEATURE, request["features"])),
             response["brokerEpoch"],
         )
         for request, response in _logged(BROKER_REGISTRATION)
@@ -95,14 +94,8 @@ def test_broker_registrations_are_those_that_brokers_sent() -> None:
     found = {
         (
             *(value["broker_id"], value["incarnation_id"], value["rack"]),
-            tuple(
-                (one["name"], one["host"], one["port"], one["security_protocol"])
-                for one in value["end_points"]
-            ),
-            frozenset(
-                (one["name"], one["min_supported_version"], one["max_supported_version"])
-                for one in value["features"]
-            ),
+            tuple(map(LISTENER, value["end_points"])),
+            frozenset(map(FEATURE, value["features"])),
             value["broker_epoch"],
         )
         for _, value in _values("RegisterBrokerRecord")

@@ -213,49 +213,19 @@ def test_sizes_of_record_data_agree_with_the_log(
 
 def test_the_comparison_notices_a_wrong_value() -> None:
     """One value of each kind changed in a body: each is a difference, as is a surplus one."""
-    log = {
-        "throttleTimeMs": 0,
-        "errorCode": 0,
-        "sessionId": 9,
-        "responses": [
-            {
-                "topicId": "MXE110XmTRysovVM1m_BBA",
-                "partitions": [
-                    {
-                        "partitionIndex": 0,
-                        "errorCode": 0,
-                        "highWatermark": 84,
-                        "lastStableOffset": 84,
-                        "logStartOffset": 0,
-                        "abortedTransactions": None,
-                        "preferredReadReplica": -1,
-                        "recordsSizeInBytes": 225,
-                    }
-                ],
-            }
-        ],
-    }
+    logged = {"partitionIndex": 0, "errorCode": 0, "highWatermark": 84, "lastStableOffset": 84}
+    logged |= {"logStartOffset": 0, "abortedTransactions": None, "preferredReadReplica": -1}
+    partition: Row = {definitions.snake_case(name): value for name, value in logged.items()}
+    logged["recordsSizeInBytes"] = 225
     leader = {"leader_id": -1, "leader_epoch": -1}
-    partition = {
-        "partition_index": 0,
-        "error_code": 0,
-        "high_watermark": 84,
-        "last_stable_offset": 84,
-        "log_start_offset": 0,
-        "diverging_epoch": {"epoch": -1, "end_offset": -1},
-        "current_leader": leader,
-        "snapshot_id": {"end_offset": -1, "epoch": -1},
-        "aborted_transactions": None,
-        "preferred_read_replica": -1,
-    }
-    topic = {"topic": None, "topic_id": "MXE110XmTRysovVM1m_BBA", "partitions": [partition]}
-    body = {
-        "throttle_time_ms": 0,
-        "error_code": 0,
-        "session_id": 9,
-        "responses": [topic],
-        "node_endpoints": [],
-    }
+    nothing = {"epoch": -1, "end_offset": -1}
+    partition |= {"diverging_epoch": nothing, "current_leader": leader, "snapshot_id": nothing}
+    topic_id = "MXE110XmTRysovVM1m_BBA"
+    topic: Row = {"topic": None, "topic_id": topic_id, "partitions": [partition]}
+    log: Row = {"throttleTimeMs": 0, "errorCode": 0, "sessionId": 9}
+    body: Row = {definitions.snake_case(name): value for name, value in log.items()}
+    log["responses"] = [{"topicId": topic_id, "partitions": [logged]}]
+    body |= {"responses": [topic], "node_endpoints": []}
     layout = definitions.layout(FETCH, "Response", 18)
 
     def differences() -> list[str]:

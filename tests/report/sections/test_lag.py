@@ -29,34 +29,21 @@ def made(
     plain: list[dict[str, Any]],
     transactional: list[dict[str, Any]],
     transactions: list[dict[str, Any]],
-    log_end: int | None = 204,
+    log_end: int = 204,
     **more: Any,
 ) -> Tables:
     """Commits, transactions, and an answer after a second that shows the end of the log."""
-    ends = []
-    if log_end is not None:
-        sides = {"request": {"timestamp": -1}, "response": {"offset": log_end}}
-        ends = [
-            {
-                "exchange_id": 99,
-                "response_time": START_US + SECOND_US,
-                **{
-                    side: {
-                        "topics": [{"name": "t", "partitions": [{"partition_index": 0, **part}]}]
-                    }
-                    for side, part in sides.items()
-                },
-            }
-        ]
+    ends: dict[str, Any] = {"exchange_id": 99, "response_time": START_US + SECOND_US}
+    for side, part in (("request", {"timestamp": -1}), ("response", {"offset": log_end})):
+        partitions = [{"partition_index": 0, **part}]
+        ends[side] = {"topics": [{"name": "t", "partitions": partitions}]}
+    numbers = [row["exchange_id"] for row in (*plain, *transactional, ends)]
     return tables(
-        exchanges=[
-            exchange(number, group_id="g")
-            for number in [*(row["exchange_id"] for row in (*plain, *transactional)), 99]
-        ],
+        exchanges=[exchange(number, group_id="g") for number in numbers],
         transactions=transactions,
         apis__OffsetCommit=plain,
         apis__TxnOffsetCommit=transactional,
-        apis__ListOffsets=ends,
+        apis__ListOffsets=[ends],
         **more,
     )
 
@@ -161,18 +148,11 @@ def test_a_commit_that_may_be_lost(hole: tuple[int, int], is_decided: bool) -> N
         exchange(99, at_us=5 * SECOND_US, request_pos=230, response_pos=350),
     ]
     source = made([commit(1, 2, 54)], [], [])
+    gap = {"kind": "gap", "connection_id": 1, "direction": "request"}
     damaged = tables(
         exchanges=placed,
         connections=[{"connection_id": 1, "last_time": START_US + 6 * SECOND_US}],
-        anomalies=[
-            {
-                "kind": "gap",
-                "connection_id": 1,
-                "direction": "request",
-                "pos": hole[0],
-                "byte_count": hole[1],
-            }
-        ],
+        anomalies=[gap | dict(zip(("pos", "byte_count"), hole, strict=True))],
         apis__OffsetCommit=source["apis/OffsetCommit"].to_arrow(),
         apis__ListOffsets=source["apis/ListOffsets"].to_arrow(),
     )
