@@ -1,9 +1,10 @@
-"""Generations of classic groups, of which some messages of the leader were not captured."""
+"""Groups of which some messages were not captured."""
 
 import json
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.stories.events import GROUP_STEPS
@@ -47,11 +48,14 @@ def _step(api_key: int, generation: int, member: str, data: dict[str, Any]) -> d
     }
 
 
+def _events(event: str, *steps: dict[str, Any]) -> list[dict[str, Any]]:
+    table = group_events_table(pa.Table.from_pylist(list(steps), schema=GROUP_STEPS))
+    return [row for row in table.to_pylist() if row["event"] == event]
+
+
 def _rebalances(*steps: dict[str, Any]) -> dict[int, str]:
     """The detail of each generation."""
-    table = group_events_table(pa.Table.from_pylist(list(steps), schema=GROUP_STEPS))
-    rows = [row for row in table.to_pylist() if row["event"] == "rebalance"]
-    return {row["generation"]: row["detail"] for row in rows}
+    return {row["generation"]: row["detail"] for row in _events("rebalance", *steps)}
 
 
 def _whole(generation: int) -> list[dict[str, Any]]:
@@ -81,3 +85,26 @@ def test_all_members_of_a_first_generation_joined() -> None:
     details = _rebalances(*_whole(1), *_whole(7))
     assert details[1].endswith("why: a joined, b joined, c joined")
     assert details[7].endswith("why: the generation before was not captured")
+
+
+STALE_MEMBER_EPOCH, ILLEGAL_GENERATION = 113, 22
+
+
+def _refused(error_code: int) -> dict[str, Any]:
+    return _step(ApiKey.OFFSET_COMMIT, 1, "m", {"refused": ""}) | {"error_code": error_code}
+
+
+@pytest.mark.parametrize(
+    ("error_code", "expected"), [(STALE_MEMBER_EPOCH, "consumer"), (ILLEGAL_GENERATION, "classic")]
+)
+def test_the_type_of_a_group_by_its_commits_alone(error_code: int, expected: str) -> None:
+    """Epochs belong to the consumer protocol (KIP-848), generations to the classic one."""
+    (row,) = _events("commit_error", _refused(error_code))
+    assert row["group_type"] == expected
+
+
+def test_the_type_comes_from_other_members() -> None:
+    """A refused commit gets the type that another member's request shows."""
+    heartbeat = _step(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, "n", {"epoch": 5})
+    (row,) = _events("commit_error", _refused(ILLEGAL_GENERATION), heartbeat)
+    assert row["group_type"] == "consumer"
