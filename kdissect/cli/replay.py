@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,8 @@ def replay_command(
     from kdissect.replay.target.guard import parse_allow
     from kdissect.replay.workload.source import load_workload
 
+    # Workload, plan and answers stay: a look through all of them would hold up the sending.
+    gc.set_threshold(50_000, 100, 1000)
     # all refusals come before anything is read or sent
     if to is None and not guard.dry_run and output.save is None:
         raise typer.BadParameter(

@@ -354,16 +354,23 @@ class ShapeField:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A layout with the kinds of its fields. ids: the fields that are ids, or hold some. named:
-    for each part of a
-    `FieldContext` the field that names it."""
+    """A layout with the kinds of its fields, by their names. ids: the fields that are ids, or hold
+    some. named: for each part of a `FieldContext` the field that names it."""
 
-    fields: tuple[ShapeField, ...]
+    fields: dict[str, ShapeField]
     ids: tuple[ShapeField, ...]
     named: dict[str, str]
 
-    def rules_of(self, name: str) -> tuple[FieldRule, ...]:
-        return next((each.rules for each in self.fields if each.slot.name == name), ())
+    def within(self, values: Mapping[str, Any], around: FieldContext) -> FieldContext:
+        """The context for fields of a struct: topic, partition, group and transaction that it
+        names. Those that it does not name come from `around`, the context of the struct itself."""
+        if not self.named:
+            return around
+        named = self.named.items()
+        found = {of: values[name] for of, name in named if values.get(name) is not None}
+        if "topic" in found and "topic_id" not in found:
+            found["topic_id"] = None
+        return around._replace(**found)
 
 
 @cache
@@ -397,7 +404,7 @@ def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
             key = _key_of(table, api_name, here, slot.inner) if is_array else ()
             fields.append(ShapeField(slot, here, None, rules, inner, elements, key))
     ids = [each for each in fields if each.kind or (each.inner is not None and each.inner.ids)]
-    return Shape(tuple(fields), tuple(ids), named)
+    return Shape({each.slot.name: each for each in fields}, tuple(ids), named)
 
 
 def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
@@ -415,8 +422,7 @@ def iter_fields(message: Message) -> Iterator[FieldRef]:
 
 
 def _iter_fields(shape: Shape, values: dict[str, Any], around: FieldContext) -> Iterator[FieldRef]:
-    if shape.named:
-        around = about(shape.named, values, around)
+    around = shape.within(values, around)
     for each in shape.ids:
         value = values.get(each.slot.name)
         if value is None:
@@ -426,15 +432,3 @@ def _iter_fields(shape: Shape, values: dict[str, Any], around: FieldContext) -> 
         elif each.inner is not None:
             for struct in value if isinstance(value, list) else [value]:
                 yield from _iter_fields(each.inner, struct, around)
-
-
-def about(named: Mapping[str, str], values: dict[str, Any], around: FieldContext) -> FieldContext:
-    """The context for fields of a struct: topic, partition, group and transaction that it names.
-
-    named: as in `Shape`. Values that the struct does not name come from `around`, the context of
-    the struct itself.
-    """
-    found = {of: values[name] for of, name in named.items() if values.get(name) is not None}
-    if "topic" in found and "topic_id" not in found:
-        found["topic_id"] = None
-    return around._replace(**found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from kdissect.codec.message import Message
 from kdissect.errors import Error
 from kdissect.pipeline.selection import Selection
 
@@ -39,7 +40,7 @@ class Exchange:
     expects_response: False for Produce with acks 0.
     internal_reason: why this is traffic among brokers and controllers, "" if it is a client's.
     request_packet, response_packet: Wireshark's frame numbers, -1 unknown. capture: the file's
-        path.
+        path. decoded: as of `workload.messages.request_of`, by side.
     """
 
     exchange_id: int
@@ -61,6 +62,7 @@ class Exchange:
     request_packet: int = -1
     response_packet: int = -1
     capture: str = ""
+    decoded: dict[str, Message | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def latency_ns(self) -> int:

@@ -38,7 +38,7 @@ ENTITIES = {
 
 
 def leaves(shape: Shape) -> Iterator[ShapeField]:
-    for field in shape.fields:
+    for field in shape.fields.values():
         yield from [field] if field.inner is None else leaves(field.inner)
 
 

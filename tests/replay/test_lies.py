@@ -6,7 +6,6 @@ reports, with the reason.
 
 import copy
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from kdissect.codec.message import Message
 from kdissect.replay.model import ReplayPlan, Verdict, Workload
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.workload import messages
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.material import CAPTURES as SHARED
@@ -59,15 +57,6 @@ PASSES = {
     },
 }
 SHARE_FOUND = 0.92  # of each capture; 97 % of all shipped ones together
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _decoded_once() -> Iterator[None]:
-    """Each replay looks at the same captured messages: all are kept, not only the latest."""
-    kept = functools.lru_cache(10_000)(messages.decoded.__wrapped__)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "decoded", kept)
-        yield
 
 
 @functools.cache

@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from kdissect.codec.message import Message, decode_message
-from kdissect.errors import DecodeError
+from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.comparison.groups import Groups
@@ -35,7 +34,7 @@ from kdissect.replay.model import (
     tolerate,
 )
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded
+from kdissect.replay.workload.messages import decoded, decoding, response_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
@@ -107,6 +106,8 @@ class Judge:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
         exchange, version = step.exchange, step.exchange.api_version
         if self._reference is None:
+            if (captured := response_of(exchange)) is not None:
+                return captured
             frame, whose = exchange.response, "captured response"
             why = exchange.response_missing or "it is not in the capture"
         else:
@@ -115,7 +116,7 @@ class Judge:
             why = outcome.error or "not sent"
         if frame is None:
             return f"no {whose} to compare: {why}"
-        found = _decoded(frame, exchange.api_key, version)
+        found = decoding(frame, "response", exchange.api_key, version)
         return f"the {whose} cannot be decoded: {found}" if isinstance(found, str) else found
 
     # -- all answers ----------------------------------------------------------------------------
@@ -150,7 +151,7 @@ class Judge:
         expected = self._expected(step)
         if isinstance(expected, str):
             return Judgement(Verdict.TOLERATED, reason=expected)
-        answer = _decoded(outcome.answer, exchange.api_key, version)
+        answer = decoding(outcome.answer, "response", exchange.api_key, version)
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
@@ -221,13 +222,6 @@ def _as_set(configs: Mapping[tuple[str, ...], set[str]], _: str, one: Difference
     values = configs.get(one.keys, ())
     is_set = one.answered in values if one.place.endswith(".value") else bool(values)
     return replace(one, rule=AS_SET) if is_set else one
-
-
-def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
-    try:
-        return decode_message(frame, side="response", api_key=api_key, api_version=api_version)
-    except (DecodeError, ValueError) as error:
-        return str(error)
 
 
 def _allows(rule: FieldRule, one: Difference) -> bool:

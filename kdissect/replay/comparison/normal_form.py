@@ -136,7 +136,7 @@ class Normaliser:
         shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
         asked = request_body(step.exchange)  # names what the response may not
         group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
-        around = FieldContext(group=group, transactional_id=owner)
+        around = shape.within(message.body, FieldContext(group=group, transactional_id=owner))
         tree = self._struct(step, shape, message.body, around)
         if message.surplus:
             tree[SURPLUS] = message.surplus
@@ -145,11 +145,10 @@ class Normaliser:
     # -- structs and arrays -------------------------------------------------------------------
 
     def _struct(self, step: Step, shape: Shape, values: Body, around: FieldContext) -> Body:
-        if shape.named:
-            around = fields.about(shape.named, values, around)
+        """around: the context of the struct's fields."""
         tree: Body = {}
-        for each in shape.fields:
-            name, value = each.slot.name, values.get(each.slot.name)
+        for name, each in shape.fields.items():
+            value = values.get(name)
             kind = self._kind(each.rules, step, values)
             if kind is FieldKind.IGNORE or kind is FieldKind.RECORDS:
                 continue
@@ -163,7 +162,7 @@ class Normaliser:
             elif each.slot.field.is_array:
                 tree[name] = self._array(step, each, each.inner, value, around)
             else:
-                tree[name] = self._struct(step, each.inner, value, around)
+                tree[name] = self._struct(step, each.inner, value, each.inner.within(value, around))
         if values.get(UNKNOWN_TAGS):
             tree[UNKNOWN_TAGS] = values[UNKNOWN_TAGS]
         return tree
@@ -188,16 +187,16 @@ class Normaliser:
         self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
     ) -> Tree:
         if not of.key:
-            return [self._struct(step, inner, each, around) for each in values]
+            return [self._struct(step, inner, each, inner.within(each, around)) for each in values]
         elements = Keyed()
         for each in values:
             if of.elements and self._kind(of.elements, step, each) in _LEFT_OUT:
                 continue
-            here = fields.about(inner.named, each, around) if inner.named else around
+            here = inner.within(each, around)
             key, kind = self._element_key(step, of, inner, each, here)
             if self._is_foreign(kind, key):
                 continue
-            tree = self._struct(step, inner, each, around)
+            tree = self._struct(step, inner, each, here)
             if key not in elements or not _merges(elements[key], tree, of.key):
                 elements.add(key, tree)
         return elements
@@ -212,7 +211,7 @@ class Normaliser:
             if not name:
                 continue
             value = values[name]
-            kind = self._kind(inner.rules_of(name), step, values)
+            kind = self._kind(inner.fields[name].rules, step, values)
             if kind in _LEFT_OUT:
                 continue
             if name == "api_key":
@@ -389,6 +388,8 @@ def _structs(c: Body, a: Body, place: Place) -> Iterator[Found]:
 
 
 def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
+    if c == a:
+        return
     if isinstance(c, Keyed) and isinstance(a, Keyed):
         yield from _sets(c, a, place)
     elif isinstance(c, dict) and isinstance(a, dict):

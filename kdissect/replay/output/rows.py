@@ -48,7 +48,7 @@ def parse_fail_on(values: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-@dataclass
+@dataclass(repr=False)  # a task that ends with it is shown, by `asyncio.run`
 class Results:
     """A finished replay.
 

@@ -19,7 +19,6 @@ ends the run.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -173,17 +172,13 @@ class Runner:
         If it is cancelled, as by SIGINT, it sends no more requests, and returns all the same.
         """
         allow_many_files()
-        gc.freeze()  # the plan is large and stays: no pause to look through it
-        try:
-            # times count from the first due step; what has to be open by then is opened before
-            lead_ns = 0 if self.pace.is_max else CONNECT_AHEAD_NS
-            self._began_ns = time.monotonic_ns() + lead_ns
-            self.result.start_time_ns = time.time_ns() + lead_ns
-            await self._play_all()
-            self.result.elapsed_ns = max(self._now(), 0)
-            await self._end()
-        finally:
-            gc.unfreeze()
+        # times count from the first due step; what has to be open by then is opened before
+        lead_ns = 0 if self.pace.is_max else CONNECT_AHEAD_NS
+        self._began_ns = time.monotonic_ns() + lead_ns
+        self.result.start_time_ns = time.time_ns() + lead_ns
+        await self._play_all()
+        self.result.elapsed_ns = max(self._now(), 0)
+        await self._end()
         self.result.links = [link.record for link in self._connections.opened]
         self.result.reconnects = self._connections.reconnects
         return self.result

@@ -20,6 +20,7 @@ Body = dict[str, Any]
 
 _SASL_TOKEN = "SaslToken"
 _PARTITION_ARRAYS = ("partitions", "partition_data", "partition_responses")
+_KEPT_SIZE_MAX = 4096  # bytes of a frame; larger ones have records, which would be there twice
 _PARTITION_NUMBERS = ("partition_index", "index", "partition")
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
@@ -67,12 +68,22 @@ def api_name(api_key: int) -> str:
 def request_of(exchange: Exchange) -> Message | None:
     """The decoded request; None if it was not captured or cannot be decoded. It is shared: do not
     change it."""
-    return decoded(exchange.request, "request", exchange.api_key, exchange.api_version)
+    return _captured(exchange, "request", exchange.request)
 
 
 def response_of(exchange: Exchange) -> Message | None:
     """The same of the captured response."""
-    return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+    return _captured(exchange, "response", exchange.response)
+
+
+def _captured(exchange: Exchange, side: str, frame: bytes | None) -> Message | None:
+    """The decoded frame. All parts of a replay look at it, so a small one stays in the exchange."""
+    if side in exchange.decoded:
+        return exchange.decoded[side]
+    message = decoded(frame, side, exchange.api_key, exchange.api_version)
+    if frame is None or len(frame) <= _KEPT_SIZE_MAX:
+        exchange.decoded[side] = message
+    return message
 
 
 def bodies(exchange: Exchange) -> tuple[Body, Body]:
@@ -100,16 +111,22 @@ def member_of(exchange: Exchange) -> tuple[str, str]:
     return named.get("group_id", ""), named.get("member_id") or response.get("member_id") or ""
 
 
-@lru_cache(8)  # several rules look at one message before the next comes
 def decoded(frame: bytes | None, side: str, api_key: int, api_version: int) -> Message | None:
     """The decoded frame; None if there is none, or it cannot be decoded. It is shared: do not
     change it."""
     if frame is None or api_key == NO_API:
         return None
+    found = decoding(frame, side, api_key, api_version)
+    return None if isinstance(found, str) else found
+
+
+@lru_cache(8)  # several rules look at one message before the next comes
+def decoding(frame: bytes, side: str, api_key: int, api_version: int) -> Message | str:
+    """The decoded frame, or why it cannot be decoded."""
     try:
         return decode_message(frame, side=side, api_key=api_key, api_version=api_version)
-    except (DecodeError, ValueError):
-        return None
+    except (DecodeError, ValueError) as error:
+        return str(error)
 
 
 def api_of(frame: bytes) -> tuple[int, int]:

@@ -44,7 +44,7 @@ _MARK = b'{"kdissect": "replay"'
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
 _SECRET = "it holds secrets, which are redacted"
 # What a workload derives of the other fields.
-_DERIVED = frozenset({"exchanges", "node_id", "connection", "index", "internal_reason"})
+_DERIVED = frozenset({"exchanges", "node_id", "connection", "index", "internal_reason", "decoded"})
 _HINTS = {Connection: get_type_hints(Connection), Exchange: get_type_hints(Exchange)}
 
 
