@@ -100,12 +100,12 @@ class _Append(NamedTuple):
 class _Users:
     """The steps that use a resource at one moment of the capture.
 
-    open: those without a response yet. seen: of each mode and connection the last one with it.
+    open: those without a response yet. seen: by mode, of each connection the last one with it.
     """
 
     def __init__(self) -> None:
         self.open: dict[int, Mode] = {}
-        self.seen: dict[tuple[Mode, int], int] = {}
+        self.seen: defaultdict[Mode, dict[int, int]] = defaultdict(dict)
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
@@ -184,11 +184,12 @@ class _Ordering:
         waits, events = set[int](), self.waits[2 * step.number]
         for resource, mode in step.accesses:
             users = self._users[resource]
-            waits.update(
-                number
-                for (other, connection), number in users.seen.items()
-                if other in _WAITED_FOR[mode] and connection != step.connection
-            )
+            for other in _WAITED_FOR[mode]:
+                waits.update(
+                    number
+                    for connection, number in users.seen[other].items()
+                    if connection != step.connection
+                )
             for number, other in users.open.items():
                 one = self.steps[number]
                 if (mode in _READS) != (other in _READS):
@@ -212,11 +213,12 @@ class _Ordering:
             if (step.number, resource) in self.placed:
                 continue
             if mode is Mode.WRITE:  # it has waited for all that were answered before it was sent
-                for key, number in list(users.seen.items()):
-                    if self.seen_ns[number] <= step.at_ns:
-                        del users.seen[key]
+                for seen in users.seen.values():
+                    for connection, number in list(seen.items()):
+                        if self.seen_ns[number] <= step.at_ns:
+                            del seen[connection]
             if mode is not Mode.PEEK:
-                users.seen[mode, step.connection] = step.number
+                users.seen[mode][step.connection] = step.number
         if step.expects_response:
             self._last_seen[step.connection] = step.number
 
