@@ -388,7 +388,7 @@ def _structs(c: Body, a: Body, place: Place) -> Iterator[Found]:
 
 
 def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
-    if c == a:
+    if _are_equal(c, a):
         return
     if isinstance(c, Keyed) and isinstance(a, Keyed):
         yield from _sets(c, a, place)
@@ -397,7 +397,7 @@ def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
     elif isinstance(c, list) and isinstance(a, list) and _has_structs(c, a):
         for index, (mine, theirs) in enumerate(zip_longest(c, a, fillvalue=ABSENT)):
             yield from _elements(mine, theirs, str(index), place)
-    elif not _are_equal(c, a):
+    else:
         yield place.found(c, a)
 
 

@@ -97,17 +97,6 @@ class _Append(NamedTuple):
     records: int
 
 
-class _Users:
-    """The steps that use a resource at one moment of the capture.
-
-    open: those without a response yet. seen: by mode, of each connection the last one with it.
-    """
-
-    def __init__(self) -> None:
-        self.open: dict[int, Mode] = {}
-        self.seen: defaultdict[Mode, dict[int, int]] = defaultdict(dict)
-
-
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
     """Set `depends_on`, `follows`, `is_racing` and `awaits` of a plan's steps.
 
@@ -140,7 +129,10 @@ class _Ordering:
         # Produce with acks 0 that another request followed in a log: it was done before that one,
         # some time after it was sent
         self.placed: set[tuple[int, Resource]] = set()
-        self._users: defaultdict[Resource, _Users] = defaultdict(_Users)
+        # of a resource, at one moment of the capture: steps without a response yet; and by mode, of
+        # each connection the last step with one
+        self._open: defaultdict[Resource, dict[int, Mode]] = defaultdict(dict)
+        self._seen: defaultdict[tuple[Resource, Mode], dict[int, int]] = defaultdict(dict)
         # connection -> its step that was sent last, and that was answered last
         self._last_sent: dict[int, int] = {}
         self._last_seen: dict[int, int] = {}
@@ -183,20 +175,16 @@ class _Ordering:
     def _sent(self, step: Step) -> None:
         waits, events = set[int](), self.waits[2 * step.number]
         for resource, mode in step.accesses:
-            users = self._users[resource]
             for other in _WAITED_FOR[mode]:
-                waits.update(
-                    number
-                    for connection, number in users.seen[other].items()
-                    if connection != step.connection
-                )
-            for number, other in users.open.items():
+                seen = self._seen[resource, other].items()
+                waits.update(number for connection, number in seen if connection != step.connection)
+            for number, other in self._open[resource].items():
                 one = self.steps[number]
                 if (mode in _READS) != (other in _READS):
                     (step if mode in _READS else one).is_racing = True
                 if resource[0] == "group" and one.exchange.api_key in _WAITS_FOR_MEMBERS:
                     events.add(2 * number)
-            users.open[step.number] = mode
+            self._open[resource][step.number] = mode
         if step.connection in self._last_sent:
             events.add(2 * self._last_sent[step.connection])
         if step.connection in self._last_seen:
@@ -208,17 +196,16 @@ class _Ordering:
 
     def _answered(self, step: Step) -> None:
         for resource, mode in step.accesses:
-            users = self._users[resource]
-            users.open.pop(step.number, None)
+            self._open[resource].pop(step.number, None)
             if (step.number, resource) in self.placed:
                 continue
             if mode is Mode.WRITE:  # it has waited for all that were answered before it was sent
-                for seen in users.seen.values():
+                for seen in (self._seen[resource, other] for other in Mode):
                     for connection, number in list(seen.items()):
                         if self.seen_ns[number] <= step.at_ns:
                             del seen[connection]
             if mode is not Mode.PEEK:
-                users.seen[mode][step.connection] = step.number
+                self._seen[resource, mode][step.connection] = step.number
         if step.expects_response:
             self._last_seen[step.connection] = step.number
 

@@ -28,7 +28,6 @@ from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Attempt
 from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions, tls_context
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
-READ_BUFFER = WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it is slow
 CLIENT_ID = "kdissect"
 _SIZE = struct.Struct(">i")
 _REAUTHENTICATE_AT = 0.8  # of a session's lifetime; Java clients use 0.85 to 0.95
@@ -100,7 +99,6 @@ class Link:
         self._login_due_ns = 0  # 0: never
         self._correlation_id = 0
         self._reading = asyncio.create_task(self._read())
-        writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
 
     async def _read(self) -> None:
         """Take answers until the connection ends."""
@@ -256,7 +254,7 @@ async def connect(
     try:
         async with asyncio.timeout(access.connect_timeout):
             reader, writer = await asyncio.open_connection(
-                host, port, limit=READ_BUFFER, ssl=context, server_hostname=name
+                host, port, ssl=context, server_hostname=name
             )
             ends = [writer.get_extra_info(end) for end in ("sockname", "peername")]
             if None in ends:  # the peer has reset the connection: it is none any more

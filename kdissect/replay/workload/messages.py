@@ -114,9 +114,7 @@ def member_of(exchange: Exchange) -> tuple[str, str]:
 def decoded(frame: bytes | None, side: str, api_key: int, api_version: int) -> Message | None:
     """The decoded frame; None if there is none, or it cannot be decoded. It is shared: do not
     change it."""
-    if frame is None or api_key == NO_API:
-        return None
-    found = decoding(frame, side, api_key, api_version)
+    found = "" if frame is None else decoding(frame, side, api_key, api_version)
     return None if isinstance(found, str) else found
 
 
