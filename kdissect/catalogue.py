@@ -64,18 +64,19 @@ def publish(
         entry, name = manifest["tables"][table], f"{into}.{view_name(table)}"
         with _errors(spark, name):
             is_there = spark.catalog.tableExists(name)
+            of_run = F.col(RUN_ID) == run_id
+            if is_there and (not entry["rows"] or spark.table(name).where(of_run).head(1)):
+                continue
             # a folder's name like day=7 is no column
             files = spark.read.option("recursiveFileLookup", "true")
             rows = files.parquet(*(f"{root}/{file}" for file in entry["files"]))
             writer = rows.withColumn(RUN_ID, F.lit(run_id)).writeTo(name)
-            if not is_there:
-                # Iceberg adds new columns to such tables only
-                writer.using(format).tableProperty("write.spark.accept-any-schema", "true").create()
-            elif not entry["rows"] or spark.table(name).where(F.col(RUN_ID) == run_id).head(1):
-                continue
-            else:
+            if is_there:
                 # new columns are last in an old table, not in these rows
                 writer.options(mergeSchema="true", **{"check-ordering": "false"}).append()
+            else:
+                # Iceberg adds new columns to such tables only
+                writer.using(format).tableProperty("write.spark.accept-any-schema", "true").create()
         changed.append(name)
     return changed
 

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pyspark
 import pytest
@@ -54,6 +55,16 @@ def test_a_set_with_state_is_refused(captures: Path, tmp_path: Path) -> None:
     kdissect.dissect(no_session, captures / "kafkajs.pcap.gz", out, keep_state=True)
     with pytest.raises(OutputError, match="has saved state"):
         publish(no_session, out, "lake.kafka")
+
+
+def test_rows_that_are_there_are_not_read(captures: Path, tmp_path: Path) -> None:
+    """A table that has the rows of the set costs one query, no look at the files."""
+    out, session = tmp_path / "out", MagicMock()
+    kdissect.read(captures / "kafkajs.pcap.gz").write(out)
+    with patch("kdissect.catalogue.F"):
+        assert publish(session, out, "lake.kafka") == []
+    session.table.assert_any_call("lake.kafka.exchanges")
+    session.read.option.assert_not_called()
 
 
 @pytest.mark.parametrize(
