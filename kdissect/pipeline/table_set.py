@@ -22,12 +22,24 @@ import pyarrow.parquet as pq
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import SetFolder, write_lock
-from kdissect.pipeline.step_rows import STATE
+from kdissect.pipeline.step_rows import STATE, STATE_KNOWN
 from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
 Entries = dict[str, dict[str, Any]]  # by table: row count and files
+
+# The shape of a manifest: the type or the shape of each key's value (`*`: of every other key's),
+# and of a list's elements.
+_ENTRIES = {"*": {"rows": int, "files": [str]}}
+_SHAPE = {
+    "options": {"ports": [int], "keylog": [str]},
+    "inputs": [{"path": str, "size": int, "sha256": str | None, "is_capture": bool}],
+    "totals": dict.fromkeys(("captures", "packets", "bytes", *COUNTED_TABLES), int),
+    "timings": {"*": float | int},
+    "tables": {**dict.fromkeys(FIXED_TABLES, _ENTRIES["*"]), **_ENTRIES},
+}
+_STATE_SHAPE = {"tables": {STATE_KNOWN: _ENTRIES["*"], **_ENTRIES}, "final": _ENTRIES}
 
 
 class NoTableSetError(CaptureError):
@@ -213,16 +225,35 @@ def read_manifest(out: str) -> dict[str, Any]:
         raise NoTableSetError(f"{out}: no table set ({MANIFEST} is missing)")
     try:
         document = json.loads(data)
-    except ValueError as error:
-        raise CaptureError(f"{path}: not readable ({error})") from error
-    if not isinstance(document, dict) or "tables" not in document:
-        raise CaptureError(f"{path}: is no manifest of a table set")
-    if document.get("format_version") != FORMAT_VERSION:
+        version = document["format_version"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CaptureError(f"{path}: is no manifest of a table set ({error})") from error
+    if version != FORMAT_VERSION:
         raise CaptureError(
-            f"{out}: is a table set of format {document.get('format_version')}, and this kdissect "
-            f"reads format {FORMAT_VERSION}; dissect the captures again"
+            f"{out}: is a table set of format {version}, and this kdissect reads format "
+            f"{FORMAT_VERSION}; dissect the captures again"
         )
+    shape, state = _SHAPE, document.get("state")
+    if state is not None:
+        is_saved = not isinstance(state, dict) or "missing" not in state
+        shape = {**_SHAPE, "state": _STATE_SHAPE if is_saved else {"missing": str}}
+    if fault := next(_faults(document, shape, ""), None):
+        raise CaptureError(f"{path}: is damaged at {fault[1:]}; dissect the captures again")
     return document
+
+
+def _faults(value: object, shape: Any, place: str) -> Iterator[str]:
+    """The places at which a JSON value has not the shape; `place` is its own."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        others = shape.get("*", object)
+        for key in dict.fromkeys([*shape, *value]):
+            if key != "*":
+                yield from _faults(value.get(key, ...), shape.get(key, others), f"{place}.{key}")
+    elif isinstance(shape, list) and isinstance(value, list):
+        for number, element in enumerate(value):
+            yield from _faults(element, shape[0], f"{place}[{number}]")
+    elif isinstance(shape, dict | list) or not isinstance(value, shape):
+        yield place
 
 
 def capture_paths(manifest: dict[str, Any]) -> dict[str, str]:

@@ -223,12 +223,17 @@ def topics_table(*names: str) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TOPICS)
 
 
+# A manifest without rows and captures, for `commit`.
+NO_INPUTS = {"options": {"ports": [], "keylog": []}, "inputs": [], "timings": {}}
+NO_INPUTS["totals"] = {"captures": 0, "packets": 0, "bytes": 0}
+
+
 def write_topics(out: str, *names: str) -> None:
     """Write a table set that names these topics to a folder or URL."""
     with staging(out) as run_id:
         sink = ParquetSink(out, run_id, "t")
         sink("topics", topics_table(*names))
-        commit(out, run_id, sink.close(), {"inputs": []})
+        commit(out, run_id, sink.close(), NO_INPUTS)
 
 
 def set_files(out: str) -> list[str]:

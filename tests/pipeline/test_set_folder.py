@@ -24,7 +24,7 @@ from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
-from tests.builders.tables import set_files, topics_table, write_topics
+from tests.builders.tables import NO_INPUTS, set_files, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
 from tests.processes import Run
@@ -34,7 +34,7 @@ WRITER = """
 import sys, time
 from kdissect.pipeline.table_set import staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
-from tests.builders.tables import topics_table
+from tests.builders.tables import NO_INPUTS, topics_table
 
 out = sys.argv[1]
 with writing(out, overwrite=True), staging(out) as run_id:
@@ -244,7 +244,7 @@ def test_a_run_in_a_store_ends_the_one_before(store: Store) -> None:
             write(out, "quick")
             with pytest.raises(EnvironmentFailed, match="is over"):
                 ParquetSink(out, run_id, "t")
-            commit(out, run_id, staged, {"inputs": []})
+            commit(out, run_id, staged, NO_INPUTS)
 
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
@@ -367,7 +367,7 @@ def test_a_folder_is_written_once_its_manifest_is(
         sink("topics", topics_table("new", "newer"))
         with monkeypatch.context() as patch:
             patch.setattr(SetFolder, "remove", refuse)
-            commit(str(out), run_id, sink.close(), {"inputs": []})
+            commit(str(out), run_id, sink.close(), NO_INPUTS)
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 2
     assert set(files(out)) > set(set_files(str(out)))
     assert isinstance(kdissect.open(out).topics.to_arrow(), pa.Table)

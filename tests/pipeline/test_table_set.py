@@ -1,5 +1,7 @@
 """A table set becomes visible whole or not at all."""
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES
-from tests.builders.tables import set_files, topics_table, write_topics
+from tests.builders.tables import NO_INPUTS, set_files, topics_table, write_topics
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import object_store
@@ -66,7 +68,7 @@ def test_rows_lie_in_the_order_of_their_times(tmp_path: Path) -> None:
         for second in (3, 1, 2):
             rows = [{"first_time": second * 10**6, "client_ids": ["a", "b"]}]
             sink("connections", pa.Table.from_pylist(rows, schema=schema))
-        commit(str(out), run_id, sink.close(), {"inputs": []})
+        commit(str(out), run_id, sink.close(), NO_INPUTS)
     (file,) = read_manifest(str(out))["tables"]["connections"]["files"]
     times = pq.read_table(out / file)["first_time"].to_pylist()
     assert [time.second for time in times] == [1, 2, 3]
@@ -143,10 +145,12 @@ def test_existing_files_are_not_overwritten(place, name: str) -> None:
     ("manifest", "message"),
     [
         (None, "no table set"),
-        ("{", "not readable"),
+        ("{", "is no manifest of a table set"),
+        ("[]", "is no manifest of a table set"),
+        ("{}", "is no manifest of a table set"),
         ('{"format_version": 99, "tables": {}}', "is a table set of format 99"),
     ],
-    ids=["missing", "broken", "newer"],
+    ids=["missing", "cut", "a list", "empty", "newer"],
 )
 def test_manifests_are_checked(place, manifest: str | None, message: str) -> None:
     """A missing manifest, a broken one and a newer one have different errors."""
@@ -154,6 +158,37 @@ def test_manifests_are_checked(place, manifest: str | None, message: str) -> Non
     SetFolder(out).write(MANIFEST if manifest else "notes.txt", (manifest or "").encode())
     with pytest.raises(CaptureError, match=message):
         kdissect.open(out)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ("tables", None), ("tables", []), ("tables.topics", None), ("tables.topics.files", "x"),
+        ("tables.topics.rows", "1"), ("inputs", {}), ("inputs[0]", "x"), ("inputs[0].path", None),
+        ("totals.bytes", None), ("totals.exchanges", []), ("options.ports", 9092), ("timings", None),
+        ("state", 5), ("state.missing", {}), ("state.final", None),
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest(tmp_path: Path, place: str, wrong: object) -> None:
+    """The error names the place of what is missing (None) or of another type."""
+    out = tmp_path / "set"
+    write_topics(str(out), "a")
+    document = json.loads((out / MANIFEST).read_text())
+    document["inputs"] = [{"path": "a.pcap", "size": 1, "sha256": None, "is_capture": True}]
+    around, known = document, {"_state/known": {"rows": 1, "files": ["x"]}}
+    document["state"] = {"tables": known, "final": {}}
+    if place == "state.missing":
+        document["state"] = {}
+    *above, last = place.replace("[0]", ".0").split(".")
+    for key in above:
+        around = around[0 if key == "0" else key]
+    if wrong is None:
+        del around[last]
+    else:
+        around[0 if last == "0" else last] = wrong
+    (out / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(CaptureError, match=re.escape(f"is damaged at {place};")):
+        read_manifest(str(out))
 
 
 def test_a_manifest_is_no_table_set(tmp_path: Path) -> None:
@@ -181,7 +216,7 @@ def test_an_attempt_that_failed_is_no_part_of_a_set(place) -> None:
             sink = ParquetSink(out, run_id, "t")
             sink("topics", topics_table(name))
             staged = sink.close()
-        commit(out, run_id, staged, {"inputs": []})
+        commit(out, run_id, staged, NO_INPUTS)
     assert files() == set_files(out)
     assert topics(out) == ["once"]
     assert kdissect.open(out).exchanges.num_rows == 0
