@@ -105,6 +105,8 @@ show {capture} --out {tmp}/x.doc                      | x.doc: no format has thi
 show {capture} --out {tmp}/x.csv -v                   | it writes columns
 show {capture} --out {tmp}/x.csv --columns ends       | no column 'ends'
 definitions Fetsh                                     | no API is named 'Fetsh'; did you mean Fetch?
+definitions Fetch x                                   | '[VERSION]': must be a valid integer
+show {capture} --port 99999                           | must be less than or equal to 65535
 sql {set} "select * form exchanges"                   | Parser Error
 sql {set} "select nothing from exchanges"             | "nothing" not found
 sql {set} "copy exchanges to 'x.csv'"                 | this is COPY

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from typing import Any
 
@@ -115,5 +116,6 @@ def _is_usage(error: BaseException) -> bool:
 def _usage_text(error: Any) -> str:
     context = getattr(error, "ctx", None)
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
-    # Typer puts this before the text of a value that it refuses
-    return f"{error.format_message().replace('Value error, ', '')}{hint}"
+    # Typer repeats Pydantic's words about a value that it refuses
+    text = error.format_message().replace("Input should be", "must be")
+    return re.sub("Value error, |, unable to parse .*", "", text) + hint
