@@ -36,7 +36,7 @@ def _acks_at(stream: Stream, index: int, pos: int, header: Row) -> int:
             return -1
         at += 2
         # length -1: the transactional id is null
-        if length >= 0x8000:
+        if length == 0xFFFF:
             length = 0
     else:
         # KIP-482: the header's tagged fields: a count, then tag, size and bytes of each

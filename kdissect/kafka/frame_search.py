@@ -129,10 +129,10 @@ def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row)
     length = peek(pieces, index, stop, pos + 12, 2)
     if length < 0:
         return ABSENT
-    # length -1: the client id is null
-    if length == 0xFFFF:
+    # length -1: the client id is null; no other length is negative
+    if length >= 0x8000:
         header["client_hash"] = 0
-        return GOOD if is_known else POOR
+        return GOOD if is_known and length == 0xFFFF else POOR
     header["client_length"] = length
     if length > size - 10:
         return POOR

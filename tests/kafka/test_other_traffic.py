@@ -55,6 +55,13 @@ def test_no_rows_from_others(talk: Any, tmp_path: Path) -> None:
             assert row["protocol"] == PROTOCOLS[talk], row
 
 
+def test_a_client_id_of_negative_length(tmp_path: Path) -> None:
+    """Only -1 stands for none. A longer text that follows -32768 is no client id of that size."""
+    said = [(0, request(1, body=b"x" * 0x8000).replace(b"\0\6orders", b"\x80\0orders"))]
+    (row,) = read_packets(conversation(said), tmp_path).connections.to_arrow().to_pylist()
+    assert row["protocol"] == "other"
+
+
 def kafka(choose: random.Random) -> Talk:
     talk: Talk = []
     for number in range(100, 130):
