@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from kdissect.arrays import address_of
@@ -146,13 +147,17 @@ def field_paths(
 
     pc: int[n]. indices: int[n, INDICES], of the arrays around each, from the outermost on.
     """
-    places, which = np.unique(np.column_stack([pc, indices]), axis=0, return_inverse=True)
-    texts = []
-    for at, *index in places.tolist():
-        parts = ("" if at < 0 else plan.paths[at]).split("[]")
-        filled = (f"{part}[{each}]" for part, each in zip(parts[:-1], index, strict=False))
-        texts.append("".join(filled) + parts[-1])
-    return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
+    texts = [pa.array([], pa.string())]
+    for at in np.unique(pc).tolist():
+        first, *rest = ("" if at < 0 else plan.paths[at]).split("[]")
+        rows = np.flatnonzero(pc == at)
+        text = pa.repeat(first, len(rows))
+        for part, index in zip(rest, indices[rows].T, strict=False):
+            number = pa.array(index).cast(pa.string())
+            text = compute.binary_join_element_wise(text, "[", number, f"]{part}", "")
+        texts.append(text)
+    order = np.argsort(pc, kind="stable")
+    return pa.concat_arrays(texts).take(pa.array(np.argsort(order)))
 
 
 def unknown_tags(

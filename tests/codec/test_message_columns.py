@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kdissect.codec.arrow_columns import field_paths
+from kdissect.codec.column_kernel import INDICES
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.message_columns import MessageColumns, body_type, decode_columns
 from kdissect.protocol import catalog
@@ -16,6 +18,7 @@ from kdissect.protocol.model import SIDES
 from kdissect.status import Status
 from tests.codec.vectors import batch, message_vectors, same, tags_of_message
 from tests.processes import run
+from tests.steps import lines_run
 
 
 def decoded(key: int, side: str, frames: list[bytes], versions: list[int]) -> MessageColumns:
@@ -283,3 +286,18 @@ def test_unknown_tags_count_as_elements() -> None:
             plan(3, "request"), buf, start, end, np.array([12], np.int16), most
         )
         assert columns.status.tolist() == [status]
+
+
+def read_distinct_paths(count: int) -> None:
+    fields = plan(1, "response")
+    place = fields.paths.index("responses[].partitions[].error_code")
+    indices = np.arange(count)[:, None] + np.arange(INDICES)
+    paths = field_paths(fields, np.full(count, place), indices).to_pylist()
+    assert paths[::7] == [
+        f"responses[{at}].partitions[{at + 1}].error_code" for at in range(0, count, 7)
+    ]
+
+
+def test_paths_of_fields_take_no_python_per_field() -> None:
+    """A message may have five million unknown tags, each with a path of its own."""
+    assert lines_run(read_distinct_paths, 10_000) < 100
