@@ -21,7 +21,6 @@ _STATES = {
 _DECODED = {
     "ok": "",
     "absent": "",
-    "encrypted": "encrypted",
     "partial": "bytes missing",
     "unknown_version": "unknown version",
     "unknown_api": "unknown API",

@@ -54,11 +54,10 @@ class DecodeStatus(IntEnum):
 
     OK = 0
     ABSENT = 1
-    ENCRYPTED = 2
-    PARTIAL = 3
-    UNKNOWN_VERSION = 4
-    UNKNOWN_API = 5
-    MALFORMED = 6
+    PARTIAL = 2
+    UNKNOWN_VERSION = 3
+    UNKNOWN_API = 4
+    MALFORMED = 5
 
 
 class VersionSource(IntEnum):
