@@ -28,8 +28,8 @@ _SO_FAR = "connection"  # a column beside those of `open_connection`
 COUNTS = {
     "late_packets": "packets came when the rows that they belong to were complete",
     "late_names": "names of topics or users became known that earlier rows lack",
-    "carry_limits": "connections go on that a limit ended, or for which there are no TLS secrets "
-    "any more",
+    "carry_limits": "connections were given up before their end (a limit, or secrets that are gone "
+    "or not to be saved): their open requests have no response",
     "open_exchanges": "requests or responses are not complete: the next --append continues them",
 }
 

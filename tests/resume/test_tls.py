@@ -245,9 +245,9 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     tables = kdissect.dissect(None, rest[0], out, append=True)
     assert tables.manifest["append"] == {"read_again": None}
     (note,) = tables.notes
-    assert "no TLS secrets any more" in note
+    assert "secrets that are gone" in note
     details = tables.anomalies.to_arrow()["detail"].to_pylist()
-    assert sum("no TLS secrets any more" in detail for detail in details) == 1
+    assert sum("secrets that are gone" in detail for detail in details) == 1
     again = kdissect.dissect(None, rest[1], out, append=True)
     assert again.manifest["append"] == {"read_again": None}
     (row,) = again.connections.to_arrow().to_pylist()
