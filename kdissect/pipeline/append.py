@@ -65,7 +65,6 @@ from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
 from kdissect.pipeline.table_set import MANIFEST, absolute, has_set, read_manifest
 from kdissect.stories.events import SCHEMAS
-from kdissect.tables.schemas import FORMAT_VERSION
 
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
@@ -96,8 +95,8 @@ def extended(
         for item in manifest["inputs"]
         if _is_there(out, item, written, f"; it must be read again: {reason}" if reason else "")
     ]
-    ports = dict.fromkeys([*before.get("ports", ()), *options.ports])
-    keylog = dict.fromkeys([*before.get("keylog", ()), *options.keylog])
+    ports = dict.fromkeys([*before["ports"], *options.ports])
+    keylog = dict.fromkeys([*before["keylog"], *options.keylog])
     if options.keylog:  # a key log named now may replace one that is gone
         keylog = {path: None for path in keylog if path in options.keylog or os.path.isfile(path)}
     return (
@@ -112,7 +111,7 @@ def _is_there(out: str, item: dict[str, Any], written: float, why: str) -> bool:
     written: when the set was, in s since 1970. why: the end of an error. Raises CaptureError if it
     is gone, or has lost the bytes that were read.
     """
-    if not item.get("is_capture", True):
+    if not item["is_capture"]:
         return False
     if is_remote(item["path"]):
         return True  # checked when it is opened
@@ -189,10 +188,7 @@ def append_plan(
     state = manifest.get("state") or {"missing": "it was written without --keep-state"}
     if "missing" in state:
         raise ReadAgainError(state["missing"])
-    if (manifest.get("format_version"), manifest.get("program_version")) != (
-        FORMAT_VERSION,
-        __version__,
-    ):
+    if manifest.get("program_version") != __version__:
         raise ReadAgainError("another version of kdissect wrote the set")
     if set(options.ports) - set(before["ports"]) or set(options.keylog) - set(before["keylog"]):
         raise ReadAgainError("there are new port hints or key logs")

@@ -165,7 +165,7 @@ def test_manifests_are_checked(place, manifest: str | None, message: str) -> Non
     [
         ("tables", None), ("tables", []), ("tables.topics", None), ("tables.topics.files", "x"),
         ("tables.topics.rows", "1"), ("inputs", {}), ("inputs[0]", "x"), ("inputs[0].path", None),
-        ("totals.bytes", None), ("totals.exchanges", []), ("options.ports", 9092), ("timings", None),
+        ("totals.bytes", None), ("totals.records", []), ("options.ports", 9092), ("timings", None),
         ("state", 5), ("state.missing", {}), ("state.final", None),
     ],
 )  # fmt: skip
