@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kdissect
+from kdissect import read
 from kdissect.cli import _is_cut_import, app, verbs
 from kdissect.cli.output import some_of
 from tests.builders.captures import write_packets
@@ -106,6 +108,8 @@ show {capture} --out {tmp}/x.csv -v                   | it writes columns
 show {capture} --out {tmp}/x.csv --columns ends       | no column 'ends'
 definitions Fetsh                                     | no API is named 'Fetsh'; did you mean Fetch?
 definitions Fetch x                                   | '[VERSION]': must be a valid integer
+show {capture} --api 99999                            | no API has key 99999
+show {capture} --exchange 99999999999999999999        | must be less than or equal to 9223372036
 show {capture} --port 99999                           | must be less than or equal to 65535
 sql {set} "select * form exchanges"                   | Parser Error
 sql {set} "select nothing from exchanges"             | "nothing" not found
@@ -160,6 +164,24 @@ def test_bad_usage(
     assert (result.returncode, result.stdout) == (2, "")
     assert said in one_line(result)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_is_no_utf8(kdissect: Run, tmp_path: Path, captures: Path) -> None:
+    """One line for a capture and a set; in a folder the file is listed, with the reason."""
+    odd, whole = str(tmp_path / "in" / "b\udcff.pcap"), str(captures / "kafkajs.pcap.gz")
+    (tmp_path / "in").mkdir()
+    shutil.copy(whole, tmp_path / "in" / "a.pcap.gz")
+    shutil.copy(whole, odd)
+    for words in (["show", odd], ["summary", odd], ["dissect", whole, "--out", odd + "s"]):
+        result = kdissect(*words)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "the name is no UTF-8; rename it" in one_line(result)
+    captured = read(tmp_path / "in").captures.to_arrow().to_pylist()
+    assert [row["error"] for row in captured] == [None, "the name is no UTF-8; rename it"]
+    assert kdissect("report", whole, "--out", odd + ".html").returncode == 0
+    keys = shutil.copy(captures / "tls13.keylog", odd + ".keys")
+    shown = kdissect("show", str(captures / "tls13.pcap.gz"), "--keylog", keys)
+    assert len(shown.stdout.splitlines()) == 182
 
 
 def test_no_java(

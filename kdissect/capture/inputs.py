@@ -163,6 +163,9 @@ def describe(path: str) -> InputFile:
     """
     if object_store.is_remote(path):
         return _look_at_object(path)
+    name = os.fsencode(path).decode("utf-8", "replace")
+    if name != path:  # neither Arrow nor JSON has a place for other names
+        return InputFile(name, "unknown", error="the name is no UTF-8; rename it")
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):

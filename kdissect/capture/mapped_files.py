@@ -84,7 +84,7 @@ def _map(path: str) -> Bytes:
     Raises CaptureError if the file cannot be opened, EnvironmentFailed if it cannot be mapped.
     """
     try:
-        with pa.memory_map(path) as file:
+        with pa.memory_map(os.fsencode(path)) as file:
             return np.frombuffer(file.read_buffer(), np.uint8)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)

@@ -59,7 +59,7 @@ def api_keys(name: str) -> frozenset[int]:
     """
     keys = {api.name: key for key, api in catalog.apis().items()} | {_SASL_TOKEN: -1}
     text = name.strip().lower()
-    if re.fullmatch(r"\d{1,5}", text):
+    if re.fullmatch(r"\d{1,5}", text) and int(text) < 2**15:
         return frozenset({int(text)})
     if matching := {key for known, key in keys.items() if fits(known.lower(), (text,))}:
         return frozenset(matching)

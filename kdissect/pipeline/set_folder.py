@@ -50,6 +50,8 @@ class SetFolder:
         import pyarrow.fs as pafs
 
         self.out, self.is_remote = out, object_store.is_remote(out)
+        if os.fsencode(out).decode("utf-8", "replace") != out:
+            raise OutputError(f"{out}: the name is no UTF-8; rename it")
         if not self.is_remote:
             self.store, self.root = pafs.LocalFileSystem(), os.path.abspath(out)
             return

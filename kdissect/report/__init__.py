@@ -118,7 +118,7 @@ def build(
                 report.csv[table] = html.parent / file
                 write_csv_file(database.table(LISTS[table]), report.csv[table])
         with atomic_write(html) as part:
-            Path(part).write_text(text, encoding="utf-8")
+            Path(part).write_text(text, encoding="utf-8", errors="replace")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
     return report
 
