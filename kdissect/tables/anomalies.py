@@ -68,6 +68,7 @@ _NOT_DECRYPTED = (
     "no key log has the secret of this TLS connection",
     "the version or cipher suite of this TLS connection is not supported",
     "the key log's secret does not fit this TLS connection",
+    "the key log has the secret of one side of this TLS connection only",
 )
 
 # Faults of a PROXY protocol header, by `a` of its ANOMALY row (tcp.proxy_protocol).

@@ -92,7 +92,7 @@ TRIAL_COST = 256  # bytes that a trial costs besides those of its record
 OF_HANDSHAKE = -1  # generation of the handshake's own keys
 
 # Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
-NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
+NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET, ONE_SECRET = range(5)
 
 
 def read_tls(
@@ -140,6 +140,8 @@ def read_tls(
         tls.opened[connection] = opened
         tls.sessions[connection] = session
         if state is None:
+            if not (one.openers and two.openers):
+                tls.failed[connection] = ONE_SECRET
             client, server = sides[session.client_side], sides[1 - session.client_side]
             facts = tls.facts[connection]
             tls.facts[connection] = replace(

@@ -101,7 +101,7 @@ class TlsConnections:
     hello_side: the side that sent the ClientHello.
     opened: both streams, by side, of connections with keys.
     sessions: facts about the keys of these connections.
-    failed: why the other connections have no keys, if there is a key log.
+    failed: why other connections, or one side, have no keys, if there is a key log.
     past_handshake: connections that sent application data.
     """
 

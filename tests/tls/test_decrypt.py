@@ -149,6 +149,17 @@ def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
 
 
+def test_a_key_log_of_one_side_says_so(tmp_path: Path) -> None:
+    """That side is read, and the anomaly tells why there is nothing of the other."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    playbook = secret_talk(parties).playbook()
+    assembly = playbook.run(re.sub(rb"(?m)^SERVER_.*$", b"", parties.key_log()))
+    assert len(assembly.exchanges)
+    assert (assembly.exchanges["request"]["size"] > 0).all()
+    found = assembly.anomalies[assembly.anomalies["kind"] == Anomaly.NOT_DECRYPTED]
+    assert found["a"].tolist() == [4]
+
+
 def test_lines_of_half_bytes_are_passed_over(tmp_path: Path) -> None:
     """A session id with an odd number of digits makes no line of a key log."""
     parties = Parties(tmp_path, "TLSv1_3")
