@@ -148,12 +148,10 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
         error = None if kind != "unknown" else _NO_CAPTURE
         return InputFile(path, kind, "none", size, error, data_path)
     unpacked = Unpacked(path, compression)
-    plain = unpacked.read(4) or b""
-    if not plain:
-        return InputFile(path, "unknown", compression, size, unpacked.error)
-    kind = detect_format(plain)
-    error_text = None if kind != "unknown" else f"{compression} of something that is no capture"
-    return InputFile(path, kind, compression, size, error_text)
+    kind, text = detect_format(unpacked.read(4) or b""), None
+    if kind == "unknown":
+        text = unpacked.error or f"{compression} of something that is no capture"
+    return InputFile(path, kind, compression, size, text)
 
 
 def describe(path: str) -> InputFile:

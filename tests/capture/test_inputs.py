@@ -101,6 +101,7 @@ def test_a_folder_lists_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"text, and more of it"))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(CAPTURE)[:10])
+    (tmp_path / "none.gz").write_bytes(gzip.compress(b""))
     (tmp_path / "empty.pcap").touch()
     os.mkfifo(tmp_path / "pipe")
     found = {Path(file.path).name: file.error for file in find_captures([tmp_path])}
@@ -108,6 +109,7 @@ def test_a_folder_lists_other_files(tmp_path: Path) -> None:
         "x.pcap": None,
         "notes.json": "not a pcap or pcapng file",
         "log.gz": "gzip of something that is no capture",
+        "none.gz": "gzip of something that is no capture",
         "cut.gz": "gzip data is damaged before its first bytes: Truncated compressed stream",
         "empty.pcap": "the file is empty",
         "pipe": "not a regular file",
