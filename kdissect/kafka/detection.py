@@ -28,7 +28,7 @@ from kdissect.kafka import frame_search as search
 from kdissect.kafka.acks import may_be_produce
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.framing import TOKEN_SIZE_MAX
-from kdissect.kafka.walk import API_KEYS, API_VERSIONS, KafkaStreams, Stream, stream_of
+from kdissect.kafka.walk import KafkaStreams, Stream, stream_of
 from kdissect.tcp.byte_ranges import find, peek
 from kdissect.tls.records import HANDSHAKE, record_size
 
@@ -216,16 +216,8 @@ def _begins_with_requests(stream: Stream, walk: Row, has_origin: bool, is_named:
                 return after == search.ABSENT or (has_origin and number == 0)
             return False
         if grade == search.ABSENT:
-            key = header["key"]
-            api_version = header["api_version"]
-            return (
-                not is_named
-                and number == 0
-                and 0 <= key < API_KEYS
-                and 0 <= api_version < API_VERSIONS
-                and walk["known"][key * API_VERSIONS + api_version] != 0
-                and 8 <= size <= PARTIAL_SIZE_MAX
-            )
+            is_possible = not is_named and number == 0 and 8 <= size <= PARTIAL_SIZE_MAX
+            return is_possible and search.is_known(walk, header)
         if not has_origin or size < 0 or size > TOKEN_SIZE_MAX or end >= stream.end:
             return False
         pos = end

@@ -83,7 +83,16 @@ def is_reserved(number: int) -> bool:
 
 @inlined
 def is_text(byte: int) -> bool:
-    return byte >= 32 and byte != 127
+    # a client id that was read from a file may end with a line end
+    return (byte >= 32 and byte != 127) or 9 <= byte <= 13
+
+
+@inlined
+def is_known(walk: Row, header: Row) -> bool:
+    """Return whether an API has the version in the header."""
+    key, api_version = header["key"], header["api_version"]
+    is_inside = 0 <= key < API_KEYS and 0 <= api_version < API_VERSIONS
+    return is_inside and walk["known"][key * API_VERSIONS + api_version] != 0
 
 
 @inlined
@@ -119,11 +128,10 @@ def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row)
     header["api_version"] = api_version
     if key < 0 or api_version < 0 or header["correlation"] < 0:
         return ABSENT
-    is_known = key < API_KEYS and api_version < API_VERSIONS
-    is_known = is_known and walk["known"][key * API_VERSIONS + api_version] != 0
+    has_version = is_known(walk, header)
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
         header["client_hash"] = 0
-        return GOOD if size == 12 and is_known else POOR  # a broker id is all that follows
+        return GOOD if size == 12 and has_version else POOR  # a broker id is all that follows
     if size < 10:
         return POOR
     length = peek(pieces, index, stop, pos + 12, 2)
@@ -132,7 +140,7 @@ def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row)
     # length -1: the client id is null; no other length is negative
     if length >= 0x8000:
         header["client_hash"] = 0
-        return GOOD if is_known and length == 0xFFFF else POOR
+        return GOOD if has_version and length == 0xFFFF else POOR
     header["client_length"] = length
     if length > size - 10:
         return POOR
@@ -149,7 +157,7 @@ def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row)
             return POOR
         mixed = (mixed * 31 + byte) & 0xFFFFFFFFFFFF
     header["client_hash"] = mixed
-    if is_known:
+    if has_version:
         return GOOD
     return FAIR if length else POOR
 

@@ -224,7 +224,9 @@ def _request_kind(stream: Stream, index: int, walk: Row) -> int:
     if size < 0:
         return _SIZE_MISSING
     # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
-    if walk["is_first"] and grade < search.FAIR and walk["begins"] and size <= TOKEN_SIZE_MAX:
+    has_version = search.is_known(walk, header)
+    is_token = grade < search.FAIR and not has_version and size <= TOKEN_SIZE_MAX
+    if walk["is_first"] and is_token and walk["begins"]:
         walk["in_tokens"] = grade != search.ABSENT
     # KIP-43: tokens after a SaslHandshake of version 0 have a size prefix and no request header.
     # (KIP-152: after version 1 they come in SaslAuthenticate requests.)
@@ -238,13 +240,13 @@ def _request_kind(stream: Stream, index: int, walk: Row) -> int:
         if header["correlation"] >= 0 and header["key"] >= 0 and header["api_version"] >= 0:
             return EXPECTS
         return _HEADER_MISSING
-    # On a certain boundary a printable client id is enough, even if the API is unknown. Without it,
-    # a request must follow the frame.
+    # On a certain boundary a printable client id or a known API is enough. Without them, a request
+    # must follow the frame.
     if grade == search.FAIR:
         return EXPECTS
     if grade == search.POOR:
-        at = walk["pos"] + 4 + size
-        return EXPECTS if _ends_well(stream, index, at, walk) else _NO_FRAME
+        is_request = has_version or _ends_well(stream, index, walk["pos"] + 4 + size, walk)
+        return EXPECTS if is_request else _NO_FRAME
     return _NO_FRAME
 
 

@@ -15,6 +15,7 @@ from tests.builders.frames import produce, request, response
 from tests.builders.talks import conversation
 from tests.kafka.other_protocols import PROTOCOLS, Talk, read_packets
 
+MECHANISMS = b"\0\0\0\0\0\1\0\5PLAIN"
 every_protocol = pytest.mark.parametrize("talk", PROTOCOLS, ids=lambda talk: talk.__name__)
 
 
@@ -53,6 +54,18 @@ def test_no_rows_from_others(talk: Any, tmp_path: Path) -> None:
         assert not row["is_kafka"], names[max(row["client_port"], row["broker_port"])]
         if names.get(row["client_port"]) == "whole":
             assert row["protocol"] == PROTOCOLS[talk], row
+
+
+@pytest.mark.parametrize("client_id", ["orders\n", "\x1b[1m", "orders\0"])
+def test_a_client_id_with_control_characters(client_id: str, tmp_path: Path) -> None:
+    """One that comes from a file may end with a line end. Its requests are no SASL tokens."""
+    said: Talk = []
+    for number in range(1, 6):
+        said += [(0, request(number, client_id=client_id)), (1, response(number))]
+    said[:2] = [(0, request(1, 17, 1, client_id, b"\0\5PLAIN")), (1, response(1, MECHANISMS))]
+    rows = read_packets(conversation(said), tmp_path).exchanges.to_arrow().to_pylist()
+    assert [row["api_name"] for row in rows] == ["SaslHandshake", *["Metadata"] * 4]
+    assert {row["client_id"] for row in rows} == {client_id}
 
 
 def test_a_client_id_of_negative_length(tmp_path: Path) -> None:
