@@ -224,7 +224,7 @@ def _without(
 
 
 def _topic(topic: Body) -> str | UUID:
-    return topic.get("name") or topic["topic_id"]
+    return topic["topic_id"] if "topic_id" in topic else topic["name"]
 
 
 # -- when steps are due ----------------------------------------------------------------------------

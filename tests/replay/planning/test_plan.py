@@ -206,10 +206,15 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     assert skipped.code is SkipCode.NOT_READY
 
 
+@pytest.mark.parametrize("topic", ["t", ""])
 @pytest.mark.parametrize(("code", "sent"), [(6, [1]), (19, [1]), (20, [0, 1]), (0, [0, 1])])
-def test_batches_refused_without_effect_are_left_out(code: int, sent: list[int]) -> None:
+def test_batches_refused_without_effect_are_left_out(
+    code: int, sent: list[int], topic: str
+) -> None:
     """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
-    plan = planned(exchange(0, produce(0, 1), 0, 5, produced(0, -1, 1, 7, codes=[code])))
+    request, response = produce(0, 1), produced(0, -1, 1, 7, codes=[code])
+    request.body["topic_data"][0]["name"] = response.body["responses"][0]["name"] = topic
+    plan = planned(exchange(0, request, 0, 5, response))
     [step] = plan.steps
     for body in api.bodies(step.exchange):
         assert [number for _, number, _ in api.partitions(body)] == sent
