@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from kdissect.capture.object_store import is_remote
+from kdissect.capture.object_store import clause, is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import SetFolder, write_lock
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN
@@ -202,14 +202,19 @@ def absolute(out: str) -> str:
 
 
 def dataset(out: str, names: list[str]) -> pads.Dataset:
-    """The rows of a table's files as a dataset. Raises CaptureError if a file is missing."""
+    """A table's files as a dataset. Raises CaptureError if one is missing or damaged."""
     place = SetFolder(out)
     for name, is_there in zip(names, place.has(names), strict=True):
         if not is_there:
             gone = f"{out.rstrip('/')}/{name}"
             raise CaptureError(f"{gone}: listed in the manifest, but not there")
     paths = [place.path(name) for name in names]
-    return pads.dataset(paths, format="parquet", filesystem=place.store)
+    try:
+        return pads.dataset(paths, format="parquet", filesystem=place.store)
+    except (pa.ArrowException, OSError) as error:
+        is_store = place.is_remote and isinstance(error, OSError)
+        failure = EnvironmentFailed if is_store else CaptureError
+        raise failure(f"{out}: {clause(error)}") from error
 
 
 def read_manifest(out: str) -> dict[str, Any]:

@@ -198,11 +198,14 @@ def test_a_manifest_is_no_table_set(tmp_path: Path) -> None:
         read_manifest(str(tmp_path / MANIFEST))
 
 
-def test_a_listed_file_that_is_gone(place) -> None:
+def test_a_listed_file_that_is_damaged_or_gone(place) -> None:
     """The error names it."""
     out, _ = place
     write_topics(out, "a")
     (gone,) = read_manifest(out)["tables"]["topics"]["files"]
+    SetFolder(out).write(gone, b"PAR1")
+    with pytest.raises(CaptureError, match=re.escape(gone)):
+        kdissect.open(out)
     SetFolder(out).remove([gone])
     with pytest.raises(CaptureError, match="listed in the manifest, but not there"):
         kdissect.open(out)
