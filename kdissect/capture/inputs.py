@@ -213,6 +213,8 @@ def _expand(path: str) -> list[InputFile]:
     if is_glob and not files:
         raise CaptureError(f"{path}: no file matches")
     if not any(file.is_capture for file in files):
+        if os.path.isfile(os.path.join(path, "_kdissect.json")):
+            raise CaptureError(f"{path}: is a table set; name its captures")
         folder = f"in this folder ({len(files)} other files)"
         raise CaptureError(
             f"{path}: no capture {'among the files that match' if is_glob else folder}"

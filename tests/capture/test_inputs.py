@@ -146,6 +146,7 @@ def test_file_reached_twice_is_one_input(tmp_path: Path) -> None:
         ("*.none", "no file matches"),
         ("*.json", "no capture among the files that match"),
         ("folder", "no capture in this folder (1 other files)"),
+        ("set", "is a table set; name its captures"),
     ],
 )
 def test_unusable_path_is_one_clear_line(tmp_path: Path, name: str, reason: str) -> None:
@@ -154,6 +155,8 @@ def test_unusable_path_is_one_clear_line(tmp_path: Path, name: str, reason: str)
     (tmp_path / "empty.pcap").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.json").write_text("{}")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "_kdissect.json").write_text("{}")
     with pytest.raises(CaptureError) as error:
         find_captures([tmp_path / name])
     assert str(error.value) == f"{tmp_path / name}: {reason}"

@@ -37,7 +37,6 @@ from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids, frame
 
 PathLike = str | os.PathLike[str]
 _GATHER_BYTES = 64 * MB
-_MANIFEST = "_kdissect.json"
 _NOT_WHOLE = "bytes of it are missing in the capture"
 _NEVER_SEEN = "it is not in the capture"
 _INTERNAL = "only brokers and controllers send it"
@@ -97,10 +96,8 @@ def load_workload(
 
 
 def _is_saved(paths: list[str]) -> bool:
-    """Return whether the only path is a saved file. Raises CaptureError for what is no source."""
+    """Return whether the only path is a saved file. Raises CaptureError if it is not alone."""
     for path in paths:
-        if (Path(path) / _MANIFEST).is_file():
-            raise CaptureError(f"{path}: a table set; replay its captures, or a file of --save")
         if Path(path).is_file() and saved_file.is_saved(path):
             if len(paths) > 1:
                 raise CaptureError(f"{path}: a saved replay stands alone, name no other source")

@@ -166,5 +166,5 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
 def test_a_table_set_is_refused(captures: Path, tmp_path: Path) -> None:
     """A workload needs the frames of a capture, which a table set does not have."""
     kdissect.read(captures / "librdkafka.pcap").write(tmp_path / "set")
-    with pytest.raises(CaptureError, match="a table set; replay its captures"):
+    with pytest.raises(CaptureError, match="is a table set; name its captures"):
         load_workload(str(tmp_path / "set"))
