@@ -220,12 +220,8 @@ class Tables(Mapping[str, Table]):
         try:
             return self._tables[name]
         except KeyError:
-            near = self._near(name)
-            hint = (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else (f"there are {', '.join(self.names)}")
-            )
+            near = " or ".join(self._near(name))
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(self.names)}"
             raise KeyError(f"no table {name!r}; {hint}") from None
 
     def _near(self, name: str) -> list[str]:

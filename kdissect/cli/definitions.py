@@ -33,16 +33,14 @@ def definitions_command(
         document: Row | None
         if api is None:
             text, document = describe.api_list_text(), describe.api_list_json()
+        elif other_version is not None and api_version is not None:
+            text = describe.comparison_text(api, api_version, other_version)
+            document = describe.comparison_json(api, api_version, other_version)
+        elif _is_api(api):
+            text = describe.api_text(api, api_version)
+            document = describe.api_json(api, api_version)
         else:
-            name = int(api) if api.lstrip("-").isdigit() else api
-            if other_version is not None and api_version is not None:
-                text = describe.comparison_text(name, api_version, other_version)
-                document = describe.comparison_json(name, api_version, other_version)
-            elif _is_api(name):
-                text = describe.api_text(name, api_version)
-                document = describe.api_json(name, api_version)
-            else:
-                text, document = catalog.source(api), None
+            text, document = catalog.source(api), None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="API") from None
     if as_json and document is None:
@@ -50,12 +48,10 @@ def definitions_command(
     typer.echo(json.dumps(document, indent=1) if as_json else text.rstrip("\n"))
 
 
-def _is_api(name: int | str) -> bool:
+def _is_api(name: str) -> bool:
     """Return True for an API, and for unknown names (whose error suggests similar ones)."""
     from kdissect.protocol import catalog
 
-    if isinstance(name, int):
-        return True
     with suppress(ValueError):
         catalog.api(name)
         return True
