@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ class BatchHeader(NamedTuple):
     """Header of a record batch (magic 2) in a record set.
 
     pos, size: position and byte count of the batch. `is_partial`: the record set ends before that.
-    A message of magic 0 or 1 has its offset as both offsets, -1 for the producer's fields, and
-    counts as one record.
+    is_abort: it is the marker of an aborted transaction. A message of magic 0 or 1 has its offset
+    as both offsets, -1 for the producer's fields, and counts as one record.
     """
 
     pos: int
@@ -50,6 +50,7 @@ class BatchHeader(NamedTuple):
     record_count: int
     is_transactional: bool
     is_control: bool
+    is_abort: bool
     is_partial: bool
 
 
@@ -67,13 +68,16 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
             (_, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, count) = (
                 _HEADER.unpack_from(data, pos)
             )
+            is_control, marker = bool(attributes & _CONTROL), pos + _MARKER_AT
             yield BatchHeader(
                 pos, size, magic, base_offset, base_offset + delta, producer_id, epoch, sequence,
-                count, bool(attributes & _TRANSACTIONAL), bool(attributes & _CONTROL), is_partial,
+                count, bool(attributes & _TRANSACTIONAL), is_control,
+                is_control and data[marker : marker + 2] == b"\0\0", is_partial,
             )  # fmt: skip
         elif magic != 2:
+            no_producer, marks = (-1, -1, -1), (False, False, False)
             yield BatchHeader(
-                pos, size, magic, base_offset, base_offset, -1, -1, -1, 1, False, False, is_partial
+                pos, size, magic, base_offset, base_offset, *no_producer, 1, *marks, is_partial
             )
         pos += size
 
@@ -82,6 +86,19 @@ def last_data(data: bytes) -> int:
     """The last offset of batches that are whole and no markers; -1 where there are none."""
     whole = (each for each in headers(data) if not each.is_partial and not each.is_control)
     return max((each.last_offset for each in whole), default=-1)
+
+
+def aborted(found: Sequence[BatchHeader]) -> Iterator[BatchHeader]:
+    """Those of a log's batches whose transactions later markers abort, the last first (KIP-98)."""
+    producers: set[int] = set()
+    for header in reversed(found):
+        if not header.is_control:
+            if header.is_transactional and header.producer_id in producers:
+                yield header
+        elif header.is_abort:
+            producers.add(header.producer_id)
+        else:
+            producers.discard(header.producer_id)
 
 
 def patch_producer(
@@ -126,11 +143,6 @@ class Batch(NamedTuple):
     def rows(self) -> dict[int, Row]:
         """The decoded records by their offsets."""
         return _rows_of(self.record_set).get(self.header.pos, {})
-
-    @property
-    def is_abort(self) -> bool:
-        """Return whether it is the marker of an aborted transaction."""
-        return self.header.is_control and self.data[_MARKER_AT : _MARKER_AT + 2] == b"\0\0"
 
 
 @lru_cache(maxsize=4)  # those of a captured and a delivered batch are read in turn

@@ -70,7 +70,7 @@ def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path:
         host, port = parse_address(broker.address)
         target = Target(host, port)
         await target.probe()
-        state = await read_state(target, topics, groups, [])
+        state = await read_state(target, topics, [("commit", group) for group in groups])
         target.close()
         return state
 
@@ -82,8 +82,10 @@ def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path:
     for group in groups:
         wanted = [ConsumerGroupTopicPartitions(group)]
         listed = admin.list_consumer_group_offsets(wanted)[group].result().topic_partitions
-        assert {(group, each.topic, each.partition): each.offset for each in listed} == {
-            key: offset for key, offset in state.commits.items() if key[0] == group
+        assert {("commit", group, each.topic, each.partition): each.offset for each in listed} == {
+            subject: offset
+            for subject, offset in state.facts.items()
+            if subject[:2] == ("commit", group)
         }
 
 

@@ -21,7 +21,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import content_digest
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, Readers, count_text
 from kdissect.replay.model import END_STATE, FOREVER_NS, Contradiction, Difference, Reply
-from kdissect.replay.target.state import LogContent, State
+from kdissect.replay.target.state import LogContent, State, Subject, Value
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, entries
 from kdissect.text import plural
@@ -42,20 +42,22 @@ _NAMES = {
     "commit": "committed offset of {} in {}-{}",  # group, topic, partition
     "transaction": "transactional id {}",
 }
-Subject = tuple[Any, ...]
 
 
 class _Claim(NamedTuple):
     """A value that a request has left of a subject; None if nobody knows which. It took effect
     between sent_ns and last_ns."""
 
-    value: str | None
-    sent_ns: int = -1
-    last_ns: int = -1
+    value: Value | None
+    sent_ns: int
+    last_ns: int
+
+
+_UNKNOWN = _Claim(None, FOREVER_NS, FOREVER_NS)
 
 
 class Claims:
-    """Claims of a run's answers about the state after it, by the capture's names.
+    """Claims of a run's answers about the state after it, by the subjects of `target.state`.
 
     readers: of each final reply. contradictions: answers that contradict earlier claims.
     set_configs: (resource, config) -> the values that the run has set.
@@ -66,9 +68,9 @@ class Claims:
         self._logs = logs
         self.contradictions: list[Contradiction] = []
         self.set_configs: dict[tuple[str, ...], set[str]] = defaultdict(set)
-        # The claims that later ones leave, one but for commits that overlap.
+        # The claims that later ones leave, one but for requests that overlap.
         self._claims: dict[Subject, list[_Claim]] = {}
-        # by transactional id: offset and time of each commit in the open transaction
+        # by transactional id: the commits in the open transaction
         self._pending: dict[str, list[tuple[Subject, _Claim]]] = defaultdict(list)
         self.readers: Readers = {
             ApiKey.PRODUCE: self._begin,
@@ -92,36 +94,33 @@ class Claims:
     def _transaction(self, name: str) -> Subject:
         return "transaction", self._name("transactional-id", name)
 
-    def _claim(self, value: str | None, *subject: Any, last_ns: int = -1) -> None:
-        """Replace what was claimed of a subject."""
-        self._claims[subject] = [_Claim(value, last_ns=last_ns)]
+    def _claim(self, reply: Reply, value: Value | None, *subject: Any) -> None:
+        self._add(subject, _Claim(value, reply.sent_ns, reply.end_ns))
 
-    def _last(self, *subject: Any) -> _Claim:
-        return self._claims.get(subject, [_Claim(None)])[-1]
+    def _add(self, subject: Subject, claim: _Claim) -> None:
+        """A claim replaces those that were true before its request was sent."""
+        known = self._claims.get(subject, ())
+        self._claims[subject] = [*(each for each in known if each.last_ns > claim.sent_ns), claim]
 
-    def _named(self, kind: str) -> list[Subject]:
-        return [subject for subject in self._claims if subject[0] == kind]
+    def _is_gone(self, subject: Subject) -> bool:
+        return subject in self._claims and self._claims[subject][-1].value == _GONE
 
     def _forget(self, kind: str, place: int, names: Collection[str]) -> None:
         """Forget the claims of a kind about these names, which stand at a place of the subject."""
-        for subject in self._named(kind):
+        for subject in [each for each in self._claims if each[0] == kind]:
             if subject[place] in names:
                 del self._claims[subject]
 
     @property
     def gone(self) -> set[str]:
         """Topics that the run deleted at last."""
-        return {each[1] for each in self._named("topic") if self._last(*each).value == _GONE}
+        return {each[1] for each in self._claims if each[0] == "topic" and self._is_gone(each)}
 
     @property
-    def committed_groups(self) -> set[str]:
-        """Groups with committed offsets."""
-        return {subject[1] for subject in self._named("commit")}
-
-    @property
-    def transactional_ids(self) -> set[str]:
-        """Transactional ids whose state the answers decide."""
-        return {each[1] for each in self._named("transaction") if self._last(*each).value}
+    def decided(self) -> dict[Subject, list[Value | None]]:
+        """The values that the answers leave possible, of subjects of which they are known."""
+        values = {each: [one.value for one in claims] for each, claims in self._claims.items()}
+        return {subject: found for subject, found in values.items() if None not in found}
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class Claims:
         """A request that creates topics may bring back one that was deleted."""
         if reply.request.get("allow_auto_topic_creation", True):
             for name in map(self._topics.of, entries(reply.request["topics"])):
-                if self._last("topic", name).value == _GONE:
+                if self._is_gone(("topic", name)):
                     del self._claims["topic", name]
 
     def _create(self, reply: Reply) -> None:
@@ -146,11 +145,11 @@ class Claims:
                 count = len(entries(topic["assignments"])) or topic["num_partitions"]
             else:
                 count = topic["count"]
-            text = plural(count, "partition") if count > 0 else _A_TOPIC
             unknown = None if is_new else _A_TOPIC
-            self._claim(unknown if code is None else text, "topic", name)
+            known = count if count > 0 else _A_TOPIC
+            self._claim(reply, unknown if code is None else known, "topic", name)
             for each in entries(topic.get("configs")) if code == 0 else ():
-                self._set_config(name, each["name"], each["value"])
+                self._set_config(reply, name, each["name"], each["value"])
 
     def _delete_topics(self, reply: Reply) -> None:
         results = entries(reply.body.get("responses"))
@@ -158,7 +157,7 @@ class Claims:
         asked = [{"name": each} for each in entries(reply.request.get("topic_names"))]
         asked += entries(reply.request.get("topics"))
         for name in map(self._topics.of, asked) if reply.answer is None else done:
-            self._claim(None if reply.answer is None else _GONE, "topic", name)
+            self._claim(reply, None if reply.answer is None else _GONE, "topic", name)
             self._logs.forget_topic(name)
             self._forget("config", 1, {name})
             self._forget("commit", 2, {name})  # the groups' offsets go with the topic
@@ -176,41 +175,35 @@ class Claims:
                 self._forget("config", 1, {name})
             for each in entries(resource["configs"]):
                 is_set = each.get("config_operation", _SET) == _SET and reply.answer is not None
-                self._set_config(name, each["name"], each["value"] if is_set else None)
+                self._set_config(reply, name, each["name"], each["value"] if is_set else None)
 
-    def _set_config(self, topic: str, config: str, value: str | None) -> None:
-        self._claim(value, "config", topic, config)
+    def _set_config(self, reply: Reply, topic: str, config: str, value: str | None) -> None:
+        self._claim(reply, value, "config", topic, config)
         if value is not None:
             self.set_configs[f"topic {topic}", config].add(value)
 
     # -- groups and transactions ----------------------------------------------------------------
 
     def _committed(self, reply: Reply) -> Iterator[tuple[Subject, _Claim]]:
-        """Offsets that a response accepted; others are unknown if there is none."""
+        """Claims of a request that commits offsets. Refused ones stay as they were."""
         group = self._name("group", reply.request["group_id"])
         self._claims.pop(("group", group), None)
         results = dict(self._topics.logs(reply.body))
         for log, partition in self._topics.logs(reply.request):
-            if log not in results:
-                self._claim(None, "commit", group, *log, last_ns=FOREVER_NS)
-            elif results[log]["error_code"] == 0:
-                offset = str(partition["committed_offset"])
+            if log not in results or results[log]["error_code"] == 0:
+                offset = partition["committed_offset"] if log in results else None
                 yield ("commit", group, *log), _Claim(offset, reply.sent_ns, reply.end_ns)
-
-    def _commit(self, commit: Subject, claim: _Claim) -> None:
-        known = self._claims.get(commit, ())
-        self._claims[commit] = [*(each for each in known if each.last_ns > claim.sent_ns), claim]
 
     def _offset_commit(self, reply: Reply) -> None:
         for commit, claim in self._committed(reply):
-            self._commit(commit, claim)
+            self._add(commit, claim)
 
     def _forget_group(self, reply: Reply) -> None:
         named = entries(reply.request.get("groups_names")) or [reply.request.get("group_id")]
         self._forget("commit", 1, {self._name("group", each) for each in named})
         for each in entries(reply.body.get("results")):  # of DeleteGroups
             if not each["error_code"]:
-                self._claim(_GONE, "group", self._name("group", each["group_id"]))
+                self._claim(reply, _GONE, "group", self._name("group", each["group_id"]))
 
     def _begin(self, reply: Reply) -> None:
         """A request that is part of a transaction."""
@@ -220,7 +213,7 @@ class Claims:
             *(one["transactional_id"] for one in entries(reply.request.get("transactions"))),
         ]
         for name in filter(None, names):
-            self._claim(None, *self._transaction(name))
+            self._claim(reply, None, *self._transaction(name))
 
     def _txn_offset_commit(self, reply: Reply) -> None:
         self._begin(reply)
@@ -235,9 +228,9 @@ class Claims:
         is_commit = reply.request["committed"]
         for commit, claim in self._pending[reply.request["transactional_id"]]:
             if not reply.taken:
-                self._commit(commit, _Claim(None, claim.sent_ns, FOREVER_NS))
+                self._add(commit, _Claim(None, claim.sent_ns, FOREVER_NS))
             elif is_commit:
-                self._commit(commit, claim._replace(last_ns=reply.end_ns))
+                self._add(commit, claim._replace(last_ns=reply.end_ns))
         self._end(reply, "CompleteCommit" if is_commit else "CompleteAbort")
 
     def _end(self, reply: Reply, state: str) -> None:
@@ -246,31 +239,27 @@ class Claims:
         is_aborted = state != "CompleteCommit" if reply.taken else None
         self._logs.end_transaction(name, is_aborted=is_aborted)
         self._pending.pop(name, None)
-        claimed = state if reply.taken else None
-        self._claim(claimed, *self._transaction(name), last_ns=reply.end_ns)
+        self._claim(reply, state if reply.taken else None, *self._transaction(name))
 
     def _describe_transactions(self, reply: Reply) -> None:
         """A transaction that the run has ended before is not Ongoing."""
         for each in entries(reply.body.get("transaction_states")):
             name, state = each["transactional_id"], each["transaction_state"]
-            known = self._last(*self._transaction(name))
-            is_over = known.value in _ENDED and known.last_ns < reply.sent_ns
+            *_, (value, _, last_ns) = self._claims.get(self._transaction(name), [_UNKNOWN])
+            is_over = value in _ENDED and last_ns < reply.sent_ns
             if not each["error_code"] and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
-                one = Difference(place, (name,), known.value, state, note=note)
+                one = Difference(place, (name,), value, state, note=note)
                 self.contradictions.append(reply.wrong(one))
 
     # -- the check ------------------------------------------------------------------------------
 
     def check(self, state: State, held: set[str]) -> list[Difference]:
         """Findings where the state is not as claimed. held: topics that had records before."""
-        there = facts_of(state) | {("group", name): Fact("there") for name in state.groups}
-        expected = {
-            subject: [Fact(str(each.value)) for each in claims]
-            for subject, claims in self._claims.items()
-            if _is_certain(subject, [each.value for each in claims], state)
+        decided = {
+            subject: values for subject, values in self.decided.items() if _is_read(subject, state)
         }
-        return [*self._check_logs(state, held), *_differing(there, expected, _BY_ANSWERS)]
+        return [*self._check_logs(state, held), *_differing(state.facts, decided, _BY_ANSWERS)]
 
     def _check_logs(self, state: State, held: set[str]) -> Iterator[Difference]:
         for log, facts in sorted(self._logs.items(), key=lambda each: each[0]):
@@ -278,22 +267,20 @@ class Claims:
                 continue
             wrong: Iterable[tuple[str, str]] = ()
             if (content := state.logs.get(log)) is not None:
-                names = state.configs.get(log[0], ())
-                may_shrink = any(name.startswith(_SHRINKING) for name in names)
+                configs = [each for each in state.facts if each[:2] == ("config", log[0])]
+                may_shrink = any(name.startswith(_SHRINKING) for *_, name in configs)
                 wrong = _wrong(facts, content, may_shrink=may_shrink, is_held=log[0] in held)
-            elif log[0] in state.topics and not state.unread:
+            elif ("topic", log[0]) in state.facts and not state.unread:
                 wrong = [("a log", "none")]
             for texts in wrong:
                 yield _finding(("log", *log), *texts, _BY_ANSWERS)
 
 
-def _is_certain(subject: Subject, values: Sequence[str | None], state: State) -> bool:
-    """Return whether claims say what has to be there, and that part of the state was read."""
+def _is_read(subject: Subject, state: State) -> bool:
+    """Return whether the part of the state with a subject was read."""
     kind, name, *_ = subject
-    if None in values or (kind == "topic" and _A_TOPIC in values and name in state.topics):
-        return False
-    part = {"topic": "topics", "commit": f"group {name}", "transaction": "transactional ids"}
-    return name in state.configs if kind == "config" else part.get(kind) not in state.unread
+    part = f"commits of {name}" if kind == "commit" else f"{kind}s"
+    return part not in state.unread and (kind != "config" or ("topic", name) in state.facts)
 
 
 def _wrong(
@@ -331,50 +318,65 @@ def _wrong(
         yield count_text(sum(each.records for each in produced), produced[0].base), text
 
 
-# -- facts of a state -----------------------------------------------------------------------------
+# -- facts of two states --------------------------------------------------------------------------
 
 
-class Fact(NamedTuple):
-    """What a state has of a subject. content: what the text stands for."""
+class _Records(NamedTuple):
+    """The records of a log. batches: digest, and whether they are aborted."""
 
     text: str
-    content: Any = None
+    batches: tuple[tuple[int, bool], ...]
+
+    def __str__(self) -> str:
+        return self.text
 
 
-_NONE = Fact(_GONE)
+_Value = Value | _Records | None
 
 
 def compare_states(state: State, references: Sequence[State]) -> list[Difference]:
-    """Findings where a state is like none of the reference's, all by the capture's names."""
-    found, others = facts_of(state), [facts_of(each, state) for each in references]
+    """Findings where a state is like none of the reference's."""
+    found, *others = (_comparable(each, state) for each in (state, *references))
     subjects = found.keys() | {subject for each in others for subject in each}
-    expected = {subject: [each.get(subject, _NONE) for each in others] for subject in subjects}
-    return _differing(found, expected, _BY_REFERENCE)
+    expected = {subject: [each.get(subject, _GONE) for each in others] for subject in subjects}
+    return list(_differing(found, expected, _BY_REFERENCE))
 
 
-def facts_of(state: State, like: State | None = None) -> dict[Subject, Fact]:
-    """The facts that runs must have in common, by subject. Offsets are those of logs that start
-    where the logs of `like` do; parts that could not be read are left out."""
-    facts: dict[Subject, Fact] = {}
-    for name, count in state.topics.items():
-        facts["topic", name] = Fact(plural(count, "partition"))
+def _comparable(state: State, like: State) -> dict[Subject, _Value]:
+    """The facts that runs must have in common. Offsets are those of logs that start where the logs
+    of `like` do; logs that could not be read are left out."""
+    facts: dict[Subject, _Value] = {**state.facts}
+    for subject, value in state.facts.items():
+        if subject[0] == "commit" and subject[2:] in state.logs.keys() & like.logs.keys():
+            log = subject[2:]
+            facts[subject] = int(value) - state.logs[log].start + like.logs[log].start
     for log, content in state.logs.items():
         if content.batches is not None:
             rows = tuple((each.digest, each.is_aborted) for each in content.batches)
             is_appended = any(each.has_append_time for each in content.batches)
             text = f"{content.records} records{' with LogAppendTime' * is_appended}"
-            facts["log", *log] = Fact(text, rows)
-    for commit, offset in state.commits.items():
-        start, new = (
-            each.logs[commit[1:]].start if commit[1:] in each.logs else 0
-            for each in (state, like or state)
-        )
-        facts["commit", *commit] = Fact(str(offset - start + new))
-    for name, ended in state.transactions.items():
-        facts["transaction", name] = Fact(ended)
-    for topic, configs in state.configs.items():
-        facts |= {("config", topic, name): Fact(value) for name, value in configs.items()}
+            facts["log", *log] = _Records(text, rows)
     return facts
+
+
+def _differing(
+    found: Mapping[Subject, _Value], expected: Mapping[Subject, Sequence[_Value]], note: str
+) -> Iterator[Difference]:
+    """Findings where a fact is none of those expected of its subject."""
+    for subject, wanted in sorted(expected.items()):
+        value = found.get(subject, _GONE)
+        is_some = _A_TOPIC in wanted and value != _GONE
+        if value not in wanted and not is_some:
+            texts = dict.fromkeys(_text(subject, each) for each in wanted)
+            text = _text(subject, value)
+            more = ", but other ones" * (text in texts)
+            yield _finding(subject, " or ".join(texts), text + more, note)
+
+
+def _text(subject: Subject, value: _Value) -> str:
+    if subject[0] == "topic" and isinstance(value, int):
+        return plural(value, "partition")
+    return str(value)
 
 
 def _finding(subject: Subject, expected: str, found: str, note: str) -> Difference:
@@ -382,18 +384,3 @@ def _finding(subject: Subject, expected: str, found: str, note: str) -> Differen
     hidden = kind == "config" and is_secret("value", {"name": names[1]})
     of = (_NAMES[kind].format(*names),)
     return Difference(END_STATE, of, expected, found, note=note, is_secret=hidden)
-
-
-def _differing(
-    found: Mapping[Subject, Fact], expected: Mapping[Subject, Sequence[Fact]], note: str
-) -> list[Difference]:
-    """Findings where a fact is none of those expected of its subject."""
-    findings = []
-    for subject, wanted in sorted(expected.items()):
-        fact = found.get(subject, _NONE)
-        if fact not in wanted:
-            texts = [each.text for each in wanted]
-            text = f"{fact.text}, but other ones" if fact.text in texts else fact.text
-            either = " or ".join(dict.fromkeys(texts))
-            findings.append(_finding(subject, either, text, note))
-    return findings

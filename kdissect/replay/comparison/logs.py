@@ -484,14 +484,8 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
 def _check_aborted(fetched: _Fetched) -> Iterator[Contradiction]:
     """Aborted records of a read_committed answer are listed, by their producer."""
     listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
-    unlisted: set[int] = set()  # producers whose records this answer has
-    for batch in fetched.batches:
-        producer = batch.header.producer_id
-        if not batch.header.is_control:
-            unlisted |= {producer} - listed if batch.header.is_transactional else set()
-        elif producer in unlisted and batch.is_abort:
-            place, note = _FETCHED + "aborted_transactions", "its records were aborted"
-            one = _in_log(fetched.log, place, f"producer {producer}", "not listed", note)
-            yield fetched.reply.wrong(one)
-        else:
-            unlisted.discard(producer)
+    found = batches.aborted([each.header for each in fetched.batches])
+    for producer in sorted({each.producer_id for each in found} - listed):
+        place, note = _FETCHED + "aborted_transactions", "its records were aborted"
+        one = _in_log(fetched.log, place, f"producer {producer}", "not listed", note)
+        yield fetched.reply.wrong(one)

@@ -20,7 +20,7 @@ from kdissect.replay.output.text import rendered, time_text
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import Effects, not_allowed
-from kdissect.replay.target.state import starting_state
+from kdissect.replay.target.state import starting_facts
 from kdissect.text import visible
 
 QUIET_S = 20.0  # after which a run that is not on a terminal says what it does
@@ -71,7 +71,7 @@ def print_plan(
         reasons=[f"skipped {n}: {code}: {why}" for (code, why), n in reasons.most_common()],
         missing=not_allowed(plan),
         effects=effects,
-        start=None if effects is None else starting_state(plan),
+        needed=Counter(kind for kind, *_ in (starting_facts(plan) if effects else ())),
         pace=pace,
         took_ns=duration_ns(plan, pace),
     )

@@ -30,7 +30,7 @@ from kdissect.replay.running.runner import Runner, RunResult, not_begun
 from kdissect.replay.target import guard
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_state
+from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_facts
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
@@ -164,7 +164,7 @@ class _Session:
         """Say what the target lacks of the state that captured answers depend on."""
         lines = await find_missing(
             run.target,
-            starting_state(self.plan),
+            starting_facts(self.plan),
             run.options.renames,
             makes_topics=self.options.makes_topics,
         )
@@ -327,15 +327,10 @@ async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult)
     """Read the end state of a run that wrote something, and compare it with the answers."""
     ids, claims = answers.ids, answers.claims
     topics = [ids.captured_name("topic", name) for name in planned.effects.names("topic")]
-    if not topics and not claims.committed_groups and not claims.transactional_ids:
+    if not topics and not claims.decided:
         return
     finished.state = await read_state(
-        planned.target,
-        topics,
-        claims.committed_groups,
-        claims.transactional_ids,
-        claims.gone,
-        renames=planned.options.renames,
+        planned.target, topics, claims.decided, gone=claims.gone, renames=planned.options.renames
     )
     planned.target.close()
     held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}

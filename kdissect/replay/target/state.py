@@ -1,17 +1,25 @@
 """The state of a target before and after a run: topics, records, commits, transactions, configs.
 
-Before a run, `find_missing` compares it with the state that captured answers depend on: a replay
-brings only what its requests write. After a run, `read_state` reads the names that it may have
-changed, with requests of the replay's own. Each log is fetched from its start, first up to its last
-stable offset as read_committed, then to its end. Of each batch a digest of its records stays.
+A *fact* is what a target has of a *subject*, by the capture's names:
+
+    ("topic", name)                             its number of partitions, 0 unknown
+    ("group", name)                             "there"
+    ("commit", group, topic, partition)         its committed offset
+    ("transaction", transactional id)           the state of its last transaction
+    ("config", topic, name)                     the value that is set on the topic
+
+Before a run, `find_missing` looks for the facts that captured answers depend on: a replay brings
+only what its requests write. After a run, `read_state` reads the names that it may have changed,
+with requests of the replay's own. Each log is fetched from its start to its end. Of each batch a
+digest of its records stays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
@@ -19,6 +27,7 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.replay.batches import (
     Batch,
     BatchHeader,
+    aborted,
     batches_of,
     content_digest,
     has_append_time,
@@ -40,6 +49,9 @@ _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
 _COMMIT_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
+
+Subject = tuple[Any, ...]
+Value = str | int
 
 
 class StoredBatch(NamedTuple):
@@ -70,21 +82,11 @@ class LogContent:
 
 @dataclass
 class State:
-    """The state of a target, by the capture's names.
+    """The state of a target. settings: by resource of the target (``topic orders``, ``broker 1``),
+    configs that are not Kafka's default. unread: what could not be read, with the reason."""
 
-    topics: those that exist, with their number of partitions, 0 unknown. commits: (group, topic,
-    partition) -> offset. groups: those that exist. configs: of each topic, those that are set on
-    the topic. settings: by resource of the target (``topic orders``, ``broker 1``), configs that
-    are not Kafka's default.
-    unread: what could not be read, with the reason.
-    """
-
-    topics: dict[str, int] = field(default_factory=dict)
+    facts: dict[Subject, Value] = field(default_factory=dict)
     logs: dict[Log, LogContent] = field(default_factory=dict)
-    commits: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    groups: set[str] = field(default_factory=set)
-    transactions: dict[str, str] = field(default_factory=dict)
-    configs: dict[str, dict[str, str]] = field(default_factory=dict)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -92,16 +94,15 @@ class State:
 async def read_state(
     target: Target,
     topics: Iterable[str],
-    groups: Iterable[str],
-    transactional_ids: Iterable[str],
-    gone: Iterable[str] = (),
+    subjects: Collection[Subject],
     *,
+    gone: Iterable[str] = (),
     renames: Mapping[tuple[str, str], str] | None = None,
     with_records: bool = True,
 ) -> State:
-    """Read the state of these names of the capture. gone: topics that were deleted; deletion takes
-    a moment. renames: as in `TranslateOptions`.
+    """Read the state of topics of the capture, and of the groups and transactional ids of subjects.
 
+    gone: topics that were deleted; deletion takes a moment. renames: as in `TranslateOptions`.
     Parts that the target does not answer are in `State.unread`.
     """
     reader = _Reader(target, renames or {})
@@ -109,12 +110,17 @@ async def read_state(
     await reader.attempt("logs", reader.logs())
     if with_records:
         await reader.attempt("records", reader.records())
-        await reader.attempt("groups", reader.groups())
         await reader.attempt("configs", reader.configs())
-    for group in sorted(set(groups)):
-        await reader.attempt(f"group {group}", reader.commits(group))
-    if names := set(transactional_ids):
-        await reader.attempt("transactional ids", reader.transactions(names))
+    names = {
+        kind: sorted({each[1] for each in subjects if each[0] == kind})
+        for kind in ("group", "commit", "transaction")
+    }
+    if names["group"]:
+        await reader.attempt("groups", reader.groups(names["group"]))
+    for group in names["commit"]:
+        await reader.attempt(f"commits of {group}", reader.commits(group))
+    if names["transaction"]:
+        await reader.attempt("transactions", reader.transactions(names["transaction"]))
     return reader.state
 
 
@@ -158,11 +164,14 @@ class _Reader:
                 break
         there = self._target.cluster.topics
         self._topics = sorted(there.keys() & (names | deleted))
-        self.state.topics = {self._captured("topic", name): there[name] for name in self._topics}
+        for name in self._topics:
+            self.state.facts["topic", self._captured("topic", name)] = there[name]
 
-    async def groups(self) -> None:
-        names = await self._target.states("group")
-        self.state.groups = {self._captured("group", name) for name in names}
+    async def groups(self, names: Iterable[str]) -> None:
+        there = await self._target.states("group")
+        for name in names:
+            if self._new.get(("group", name), name) in there:
+                self.state.facts["group", name] = "there"
 
     async def logs(self) -> None:
         """Read the first and last offsets of all partitions."""
@@ -178,32 +187,28 @@ class _Reader:
     async def _content(self, log: Log, extent: LogContent) -> LogContent:
         """The log with its batches; without them if it cannot be read to its end."""
         leader, _ = self._target.cluster.leaders[log]
-        aborted = _AbortedTransactions()
         offset, size = extent.start, 0
-        batches: list[StoredBatch] = []
-        is_committed = 1
+        seen, stored = list[BatchHeader](), list[StoredBatch]()
         while offset < extent.end:
-            asked = _fetch(log, offset, is_committed)
+            asked = _fetch(log, offset)
             body = await self._target.ask(ApiKey.FETCH, asked, leader, last=_FETCH_BY_NAME)
-            _, _, partition = next(messages.partitions(body), (None, 0, {"error_code": None}))
-            why = "no answer" if partition["error_code"] is None else ""
-            if partition["error_code"]:
-                why = error_name(partition["error_code"])
+            _, _, partition = next(messages.partitions(body), (None, 0, {}))
             data, reached = partition.get("records") or b"", offset
-            aborted.listed += messages.entries(partition.get("aborted_transactions"))
             for batch in batches_of(data):
-                reached = max(reached, batch.header.last_offset + 1)
-                if not aborted.ends(batch) and batch.header.last_offset >= offset:
-                    batches.append(_stored(batch, aborted.has(batch.header)))
+                if batch.header.last_offset >= offset:
+                    reached = batch.header.last_offset + 1
+                    seen.append(batch.header)
+                    stored += [] if batch.header.is_control else [_stored(batch)]
             size += len(data)
-            if reached == offset and is_committed and not why:
-                is_committed = 0  # the rest is of open transactions
-                continue
             if reached == offset or size > READ_BYTES_MAX:
-                why = why or ("no batch" if reached == offset else "too many bytes")
+                why = "no batch" if reached == offset else "too many bytes"
+                if code := partition.get("error_code"):
+                    why = error_name(code)
                 self.state.unread[f"{log[0]}-{log[1]}"] = f"{why} at offset {offset}"
                 return extent
             offset = reached
+        hidden = {each.base_offset for each in aborted(seen)}
+        batches = (each._replace(is_aborted=each.base_offset in hidden) for each in stored)
         return LogContent(extent.start, extent.end, tuple(batches))
 
     async def configs(self) -> None:
@@ -220,6 +225,8 @@ class _Reader:
             for result in answer["results"]:
                 if result["error_code"] == 0:
                     self._add_configs(result)
+                elif result["resource_type"] == messages.TOPIC_RESOURCE:
+                    self.state.unread["configs"] = error_name(result["error_code"])
 
     def _add_configs(self, result: Body) -> None:
         name, is_topic = result["resource_name"], result["resource_type"] == messages.TOPIC_RESOURCE
@@ -227,7 +234,8 @@ class _Reader:
         for each in result["configs"]:
             found.setdefault(each.get("config_source"), {})[each["name"]] = each["value"] or ""
         if is_topic:
-            self.state.configs[self._captured("topic", name)] = found.get(messages.TOPIC_CONFIG, {})
+            for config, value in found.get(messages.TOPIC_CONFIG, {}).items():
+                self.state.facts["config", self._captured("topic", name), config] = value
         found.pop(_DEFAULT_CONFIG, None)
         settings = self.state.settings.setdefault(f"{'topic' if is_topic else 'broker'} {name}", {})
         for configs in found.values():
@@ -242,11 +250,11 @@ class _Reader:
         asked = {"group_id": name, "topics": None}
         body = await self._target.ask(ApiKey.OFFSET_FETCH, asked, node, last=_ONE_GROUP)
         if body.get("error_code"):
-            self.state.unread[f"group {group}"] = error_name(body["error_code"])
+            self.state.unread[f"commits of {group}"] = error_name(body["error_code"])
         for topic, number, each in messages.partitions(body):
             if each["error_code"] == 0 and each["committed_offset"] >= 0:
-                key = group, self._captured("topic", topic["name"]), number
-                self.state.commits[key] = each["committed_offset"]
+                commit = "commit", group, self._captured("topic", topic["name"]), number
+                self.state.facts[commit] = each["committed_offset"]
 
     async def transactions(self, names: Iterable[str]) -> None:
         """Read the states of transactional ids, after transactions that are being ended."""
@@ -257,60 +265,36 @@ class _Reader:
             there = {name: states.get(self._new.get((TXN, name), name)) for name in names}
             if not ENDING.intersection(there.values()):
                 break
-        self.state.transactions = {name: each for name, each in there.items() if each is not None}
+        for name, state in there.items():
+            if state is not None:
+                self.state.facts["transaction", name] = state
 
 
-class _AbortedTransactions:
-    """Which batches a read_committed consumer skips (KIP-98). listed: by the answers so far."""
-
-    def __init__(self) -> None:
-        self.listed: list[Body] = []
-        self._open: set[int] = set()
-
-    def ends(self, batch: Batch) -> bool:
-        """Note a control batch; return whether it is one."""
-        header = batch.header
-        for each in [one for one in self.listed if one["first_offset"] <= header.last_offset]:
-            self.listed.remove(each)
-            self._open.add(each["producer_id"])
-        if batch.is_abort:
-            self._open.discard(header.producer_id)
-        return header.is_control
-
-    def has(self, batch: BatchHeader) -> bool:
-        return batch.is_transactional and batch.producer_id in self._open
-
-
-def _stored(batch: Batch, is_aborted: bool) -> StoredBatch:
+def _stored(batch: Batch) -> StoredBatch:
     header, is_new = batch.header, batch.header.magic == 2
     digest = content_digest(batch.data) if is_new else 0
     has_time, records = is_new and has_append_time(batch.data), max(header.record_count, 0)
-    return StoredBatch(header.base_offset, records, digest, is_aborted, has_time)
+    return StoredBatch(header.base_offset, records, digest, False, has_time)
 
 
-def _fetch(log: Log, offset: int, isolation_level: int) -> Body:
+def _fetch(log: Log, offset: int) -> Body:
     asked = {"partition": log[1], "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
-    return {
-        "max_wait_ms": 0,
-        "min_bytes": 0,
-        "max_bytes": _FETCH_BYTES,
-        "isolation_level": isolation_level,
-        "topics": [{"topic": log[0], "partitions": [asked]}],
-    }
+    topics = [{"topic": log[0], "partitions": [asked]}]
+    return {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": _FETCH_BYTES, "topics": topics}
 
 
 # -- before a run ---------------------------------------------------------------------------------
 
 
-def starting_state(plan: ReplayPlan) -> State:
-    """The state that the answers to the requests of a plan depend on, beside what these write:
-    topics, logs with their first and last offsets, commits."""
-    state, names = State(), messages.CapturedTopics(plan.workload.facts)
+def starting_facts(plan: ReplayPlan) -> dict[Subject, int]:
+    """The facts that the answers to the requests of a plan depend on, beside what these write:
+    topics, commits, and ``("log", topic, partition)``, the number of records in it."""
+    topics, names = dict[Subject, int](), messages.CapturedTopics(plan.workload.facts)
     steps = [step for step in plan.steps if step.skipped is None]
     used = {resource for step in steps for resource, _ in step.accesses}
     for topic in topics_to_make(plan):
         if ("topic", topic.name) in used or ("topics",) in used:
-            state.topics[topic.name] = topic.partition_count
+            topics["topic", topic.name] = topic.partition_count
     written: dict[Log, float] = {}  # first offsets that requests write
     for step in steps:
         if step.exchange.api_key == ApiKey.PRODUCE:
@@ -320,23 +304,31 @@ def starting_state(plan: ReplayPlan) -> State:
                 offset = _written_offset(results.get(log))
                 written[log] = min(offset, written.get(log, math.inf))
     internal = {name for name, topic in plan.workload.facts.topics.items() if topic.is_internal}
-    committed: set[tuple[str, str, int]] = set()  # by requests of the plan
+    earlier: dict[Log, list[int]] = {}  # first and last offsets of fetched records before those
+    committed: set[Subject] = set()  # by requests of the plan
+    commits: dict[Subject, int] = {}  # before those
     for step in steps:
         request, response = messages.bodies(step.exchange)
         if step.exchange.api_key == ApiKey.FETCH:
             for log, partition in names.logs(response):
-                if log[0] not in internal:
-                    _add_earlier(state, log, partition, written.get(log, math.inf))
+                found = headers(partition["records"] or b"")
+                for each in found if log[0] not in internal else ():
+                    is_whole = not each.is_control and not each.is_partial
+                    if is_whole and each.base_offset < written.get(log, math.inf):
+                        earlier.setdefault(log, []).extend((each.base_offset, each.last_offset))
         elif step.exchange.api_key in _COMMIT_APIS:
-            committed.update((request["group_id"], *log) for log, _ in names.logs(request))
+            committed.update(
+                ("commit", request["group_id"], *log) for log, _ in names.logs(request)
+            )
         elif step.exchange.api_key == ApiKey.OFFSET_FETCH:
             groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
             for group in groups:
-                for log, each in names.logs(group):
-                    commit, offset = (group["group_id"], *log), each["committed_offset"]
-                    if offset >= 0 and each["error_code"] == 0 and commit not in committed:
-                        state.commits.setdefault(commit, offset)
-    return state
+                for log, entry in names.logs(group):
+                    commit, offset = ("commit", group["group_id"], *log), entry["committed_offset"]
+                    if offset >= 0 and entry["error_code"] == 0 and commit not in committed:
+                        commits.setdefault(commit, offset)
+    records = {("log", *log): max(at) + 1 - min(at) for log, at in sorted(earlier.items())}
+    return topics | records | commits
 
 
 def _written_offset(result: Body | None) -> float:
@@ -346,46 +338,36 @@ def _written_offset(result: Body | None) -> float:
     return math.inf if result["error_code"] else max(result["base_offset"], 0)
 
 
-def _add_earlier(state: State, log: Log, partition: Body, written: float) -> None:
-    """Add the fetched records of a log before the first that a request writes."""
-    for each in headers(partition["records"] or b""):
-        if each.base_offset < written and not each.is_control and not each.is_partial:
-            known = state.logs.get(log, LogContent(each.base_offset, 0))
-            start = min(known.start, each.base_offset)
-            state.logs[log] = LogContent(start, max(known.end, each.last_offset + 1))
-
-
 async def find_missing(
-    target: Target, starting: State, renames: Mapping[tuple[str, str], str], *, makes_topics: bool
+    target: Target,
+    needed: Mapping[Subject, int],
+    renames: Mapping[tuple[str, str], str],
+    *,
+    makes_topics: bool,
 ) -> list[str]:
-    """What the target lacks of a starting state, a line for each topic, log and commit.
+    """What the target lacks of the facts that a replay needs, a line for each.
 
     renames: as in `TranslateOptions`. makes_topics: whether missing topics will be created.
     """
-    if starting == State():
+    if not needed:
         return []
-    topics = {*starting.topics, *(topic for topic, _ in starting.logs)}
-    topics |= {topic for _, topic, _ in starting.commits}
-    groups = {group for group, _, _ in starting.commits}
-    found = await read_state(target, topics, groups, (), renames=renames, with_records=False)
-    lacking: list[str] = []
-    for name, count in starting.topics.items():
-        if found.topics.get(name, math.inf if makes_topics else -1) < count:
-            parts = f" with {plural(count, 'partition')}" if count else ""
-            lacking.append(f"topic {renames.get(('topic', name), name)}{parts}")
-    for (name, number), content in sorted(starting.logs.items()):
-        extent = found.logs.get((name, number), LogContent(0, 0))
-        wanted = content.end - content.start
-        if extent.end - extent.start < wanted and "logs" not in found.unread:
-            log = f"{renames.get(('topic', name), name)}-{number}"
-            lacking.append(f"{plural(wanted, 'record')} of {log}")
-    for (group, name, number), offset in starting.commits.items():
-        is_read = f"group {group}" not in found.unread
-        if is_read and (group, name, number) not in found.commits:
-            log = f"{renames.get(('topic', name), name)}-{number}"
-            owner = renames.get(("group", group), group)
-            lacking.append(f"offset {offset} of group {owner} in {log}")
+    topics = {each[2 if each[0] == "commit" else 1] for each in needed}
+    found = await read_state(target, topics, needed.keys(), renames=renames, with_records=False)
+    sizes = {("log", *log): content.end - content.start for log, content in found.logs.items()}
+    there = {**found.facts, **sizes}
     lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]
-    if "topics" not in found.unread:
-        lines += [f"the target lacks {each}" for each in lacking]
+    for (kind, *names), wanted in needed.items() if "topics" not in found.unread else ():
+        has, name = int(there.get((kind, *names), -1)), names[1 if kind == "commit" else 0]
+        where = renames.get(("topic", name), name)
+        if kind == "topic":
+            is_there = has >= wanted if has >= 0 else makes_topics
+            text = f"topic {where}" + (f" with {plural(wanted, 'partition')}" if wanted else "")
+        elif kind == "log":
+            is_there = has >= wanted or "logs" in found.unread
+            text = f"{plural(wanted, 'record')} of {where}-{names[1]}"
+        else:
+            is_there = has >= 0 or f"commits of {names[0]}" in found.unread
+            group = renames.get(("group", names[0]), names[0])
+            text = f"offset {wanted} of group {group} in {where}-{names[2]}"
+        lines += [] if is_there else [f"the target lacks {text}"]
     return [visible(line) for line in lines]

@@ -22,6 +22,12 @@ VERSIONS = {
 }  # fmt: skip
 
 
+TOPIC = "topic", "orders"
+RETENTION = "config", "orders", "retention.ms"
+COMMIT = "commit", "billing", "orders", 0
+LEDGER = "transaction", "ledger"
+
+
 def orders(**partition: Any) -> list[Body]:
     """Partition 0 of topic orders, in a message."""
     return [{"name": "orders", "partitions": [{"partition_index": 0, **partition}]}]
@@ -81,7 +87,7 @@ def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
 def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> State:
     """A state with the log orders-0; batches: (base offset, record count)."""
     content = LogContent(start, end, tuple(stored(*each) for each in batches))
-    return State({"orders": 1}, {("orders", 0): content}, **more)
+    return State({TOPIC: 1}, {("orders", 0): content}, **more)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,9 @@ def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
     run = Run()
     run.write(2, 100)
     assert run.found(after(0, 102, (0, 100), (100, 2)), held=("orders",)) == []
-    assert run.found(after(101, 102, (101, 1), configs={"orders": {"retention.ms": "1"}})) == []
+    shrinking = after(101, 102, (101, 1))
+    shrinking.facts[RETENTION] = "1"
+    assert run.found(shrinking) == []
     assert run.found(after(0, 102, (101, 1)), held=("orders",))
 
 
@@ -147,7 +155,7 @@ def test_deleted_records_move_the_start() -> None:
 
 
 def committed(offset: int) -> State:
-    return State(commits={("billing", "orders", 0): offset})
+    return State({COMMIT: offset})
 
 
 def test_the_last_committed_offset_is_the_groups() -> None:
@@ -178,14 +186,14 @@ def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
     run = Run()
     transactional(run, is_committed=True)
     state = committed(3)
-    state.transactions["ledger"] = "CompleteCommit"
+    state.facts[LEDGER] = "CompleteCommit"
     assert run.found(state) == []
-    state.transactions["ledger"] = "Ongoing"
+    state.facts[LEDGER] = "Ongoing"
     assert "CompleteCommit -> Ongoing" in run.found(state)[0]
     aborted = Run()
     transactional(aborted, is_committed=False)
-    assert aborted.found(State(transactions={"ledger": "CompleteAbort"})) == []
-    assert aborted.found(State(transactions={"ledger": "CompleteCommit"}))
+    assert aborted.found(State({LEDGER: "CompleteAbort"})) == []
+    assert aborted.found(State({LEDGER: "CompleteCommit"}))
 
 
 def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
@@ -196,7 +204,7 @@ def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
     transactional(run, is_committed=True, offset=2)
     states = [committed(each) for each in (2, 3)]
     for state in states:
-        state.transactions["ledger"] = "CompleteCommit"
+        state.facts[LEDGER] = "CompleteCommit"
     assert run.found(states[0]) == []
     assert "2 -> 3" in run.found(states[1])[0]
 
@@ -205,10 +213,9 @@ def test_topics_and_configs_are_as_answered() -> None:
     """A created topic has its partitions and configs; a deleted one is not there."""
     run = Run()
     run.create(3, **{"retention.ms": "5"})
-    right = {"orders": {"retention.ms": "5"}}
-    assert run.found(State({"orders": 3}, configs=right)) == []
-    assert "3 partitions -> 1 partition" in run.found(State({"orders": 1}, configs=right))[0]
-    assert "5 -> none" in run.found(State({"orders": 3}, configs={"orders": {}}))[0]
+    assert run.found(State({TOPIC: 3, RETENTION: "5"})) == []
+    assert "3 partitions -> 1 partition" in run.found(State({TOPIC: 1, RETENTION: "5"}))[0]
+    assert "5 -> none" in run.found(State({TOPIC: 3}))[0]
     assert "3 partitions -> none" in run.found(State())[0]
     run.ask(
         ApiKey.DELETE_TOPICS,
@@ -216,7 +223,7 @@ def test_topics_and_configs_are_as_answered() -> None:
         {"responses": [{"name": "orders", "error_code": 0}]},
     )
     assert run.found(State()) == []
-    assert "none -> 3 partitions" in run.found(State({"orders": 3}))[0]
+    assert "none -> 3 partitions" in run.found(State({TOPIC: 3}))[0]
 
 
 @pytest.mark.parametrize("version", [5, 6], ids=["by name", "with ids"])
@@ -230,7 +237,8 @@ def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> 
     named = {"topic_names": ["orders"]} if version == 5 else {"topics": [{"name": "orders"}]}
     run.ask(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
     kept = committed(2)
-    kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogContent(0, 2, (stored(0, 2),))}
+    kept.facts[TOPIC] = 1
+    kept.logs["orders", 0] = LogContent(0, 2, (stored(0, 2),))
     assert run.found(State()) == run.found(kept) == []
     run.write(3, 0)
     assert "ends at 3 or later" in run.found(after(0, 2, (0, 2)))[0]
@@ -239,8 +247,7 @@ def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> 
 def test_a_state_has_to_be_that_of_a_reference() -> None:
     """Offsets count from the start of the log. If references differ, either is right."""
     one, shifted = after(0, 5, (0, 2), (2, 3)), after(100, 105, (100, 2), (102, 3))
-    one.commits = {("billing", "orders", 0): 4}
-    shifted.commits = {("billing", "orders", 0): 104}
+    one.facts[COMMIT], shifted.facts[COMMIT] = 4, 104
     assert compare_states(one, [shifted]) == []
     fewer = after(0, 5, (0, 2), (2, 2))
     [missing, offset] = compare_states(fewer, [one, shifted])
@@ -249,7 +256,7 @@ def test_a_state_has_to_be_that_of_a_reference() -> None:
     assert compare_states(one, [shifted, fewer]) == []
     others = after(0, 5, (0, 2))
     others.logs["orders", 0] = LogContent(0, 5, (stored(0, 2), stored(2, 3, first=7)))
-    others.commits = one.commits
+    others.facts[COMMIT] = 4
     [changed] = compare_states(others, [one])
     assert (changed.captured, changed.answered) == ("5 records", "5 records, but other ones")
 
@@ -260,7 +267,7 @@ def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:
     run.write(2, 0, owner="ledger")
     transactional(run, is_committed=False)
     state = after(0, 3, (0, 2))
-    state.transactions["ledger"] = "CompleteAbort"
+    state.facts[LEDGER] = "CompleteAbort"
     assert "committed ones are not" in run.found(state)[0]
     state.logs["orders", 0] = LogContent(0, 3, (stored(0, 2, is_aborted=True),))
     assert run.found(state) == []

@@ -1,5 +1,6 @@
 """The state that the requests of a plan need, from captures and saved files, and at a target."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from kdissect.cli import app
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.target.state import LogContent, State, starting_state
+from kdissect.replay.target.state import starting_facts
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import gather_facts, load_workload
 from tests.builders.messages import numbered_batch as batch
@@ -34,16 +35,16 @@ SOURCE = CAPTURES / "sarama.pcap.gz"
 def second_part() -> Workload:
     """The exchanges from the first Fetch with records on: topics and records were there before."""
     whole = load_workload([str(SOURCE)])
-    assert state_of(whole) == State()
-    only_read = starting_state(make_plan(whole))
-    assert len(only_read.topics) == 4
-    assert only_read.logs
+    assert facts_of(whole) == {}
+    kinds = Counter(kind for kind, *_ in starting_facts(make_plan(whole)))
+    assert kinds["topic"] == 4
+    assert kinds["log"]
     return load_workload([str(SOURCE)], from_ns=time_of_first_records(whole))
 
 
-def state_of(made: Workload) -> State:
+def facts_of(made: Workload) -> dict[tuple[Any, ...], int]:
     made.facts = gather_facts(made.connections)
-    return starting_state(make_plan(made, everything()))
+    return starting_facts(make_plan(made, everything()))
 
 
 def test_records_that_no_request_wrote_were_there_before() -> None:
@@ -51,12 +52,13 @@ def test_records_that_no_request_wrote_were_there_before() -> None:
     with acks=0 the producer of fetched records is unknown."""
     read = exchange(1, fetch(0), 2, 3, fetched(0, batch(0, 3) + batch(3, 2)))
     for written, found in (
-        ((produce(0, count=2), produced(0, 3)), {("t", 0): LogContent(0, 3)}),
+        ((produce(0, count=2), produced(0, 3)), {("log", "t", 0): 3}),
         ((produce(0, count=5), produced(0, 0)), {}),
         ((produce(0, acks=0), None), {}),
     ):
         request, answer = written
-        assert state_of(workload([exchange(0, request, 0, 1, answer)], [read])).logs == found
+        facts = facts_of(workload([exchange(0, request, 0, 1, answer)], [read]))
+        assert {each: count for each, count in facts.items() if each[0] == "log"} == found
 
 
 def test_offsets_that_no_request_committed_were_there_before() -> None:
@@ -72,19 +74,19 @@ def test_offsets_that_no_request_committed_were_there_before() -> None:
     def commit(at_ms: int) -> Exchange:
         return call(ApiKey.OFFSET_COMMIT, 8, at_ms, group_id="g", topics=topics)
 
-    assert state_of(workload([asked(0), commit(2)])).commits == {("g", "t", 0): 7}
-    assert state_of(workload([commit(0), asked(2)])).commits == {}
+    wanted = "commit", "g", "t", 0
+    assert facts_of(workload([asked(0), commit(2)]))[wanted] == 7
+    assert wanted not in facts_of(workload([commit(0), asked(2)]))
 
 
 def test_a_saved_file_began_with_the_same_state(tmp_path: Path) -> None:
     """The end of a capture began with topics and records of the first half."""
     part = second_part()
-    found = state_of(part)
-    assert found.topics
-    assert found.logs
+    found = facts_of(part)
+    assert {kind for kind, *_ in found} >= {"topic", "log"}
     path = tmp_path / "part.replay"
     save(part, str(path))
-    assert state_of(load_workload([str(path)])) == found
+    assert facts_of(load_workload([str(path)])) == found
 
 
 def test_missing_state_is_listed_before_the_first_request(
@@ -96,7 +98,8 @@ def test_missing_state_is_listed_before_the_first_request(
     path = str(tmp_path / "part.replay")
     save(part, path)
     plan = CliRunner().invoke(app, ["replay", path, "--dry-run"])
-    assert f"the target needs {len(starting_state(make_plan(part)).topics)} topics" in plan.stdout
+    count = sum(kind == "topic" for kind, *_ in starting_facts(make_plan(part)))
+    assert f"the target needs {count} topics" in plan.stdout
 
     def body_of(api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
         return {"brokers": [NODE]} if api_key == ApiKey.METADATA else None
