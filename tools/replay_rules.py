@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kdissect.replay.comparison.findings import Cause, causes, changes
+from kdissect.replay.comparison.kinds import Cause, causes, changes
 from kdissect.replay.fields import FieldKind, FieldRule, built_in_fields
 
 OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"

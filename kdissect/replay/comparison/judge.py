@@ -8,7 +8,7 @@ has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,23 +16,14 @@ from itertools import chain
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.claims import Claims
+from kdissect.replay import model
+from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
 from kdissect.replay.comparison.logs import Logs
 from kdissect.replay.comparison.normal_form import Found, Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
-from kdissect.replay.model import (
-    Attempt,
-    Difference,
-    Judgement,
-    Log,
-    Outcome,
-    Reply,
-    SkipCode,
-    Step,
-    Verdict,
-    tolerate,
-)
+from kdissect.replay.model import Difference, Judgement, Log, Outcome, Reply, Step, Verdict
+from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, decoding, response_of
 
@@ -43,10 +34,16 @@ _EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transaction
 
 class Answers:
     """The answers of a run, and what they show of the target's logs and groups and claim about the
-    end. outcomes: by step, or some of them."""
+    end.
+
+    outcomes: by step, or some of them. state: of the target after the run, None if it was not read.
+    findings: about that state.
+    """
 
     def __init__(self, ids: IdMap, outcomes: Sequence[Outcome]) -> None:
         self.ids, self.outcomes = ids, outcomes
+        self.state: State | None = None
+        self.findings: list[Difference] = []
         self.logs, self.groups = Logs(ids), Groups(ids)
         self.claims = Claims(ids, self.logs)
         always = {**self.logs.readers, **self.groups.readers}
@@ -59,6 +56,10 @@ class Answers:
                 if is_final and key in at_last:
                     at_last[key](reply)
 
+    def end_in(self, state: State, held: set[str]) -> None:
+        """Compare the claims with the state after the run. held: topics that had records before."""
+        self.state, self.findings = state, self.claims.check(state, held)
+
     def in_order(self) -> list[Outcome]:
         """The outcomes in the order in which the answers came."""
         return sorted(self.outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
@@ -68,7 +69,7 @@ def _replies(outcome: Outcome) -> Iterator[tuple[bool, Reply]]:
     """Each time that a request was sent, with its answer: the earlier ones, the final one, and what
     followed it."""
     step, version = outcome.step, outcome.api_version
-    tries: list[Attempt | Outcome] = [*outcome.earlier, outcome, *outcome.followed]
+    tries: list[model.Attempt | Outcome] = [*outcome.earlier, outcome, *outcome.followed]
     for each in tries:
         key = step.exchange.api_key
         request = decoded(each.sent or b"", "request", key, version)
@@ -80,19 +81,20 @@ def _replies(outcome: Outcome) -> Iterator[tuple[bool, Reply]]:
 
 
 class Judge:
-    """Judges one run. reference: the run that it is compared with; None for the capture. used: how
-    many differences each rule has allowed."""
+    """Judges the answers of one run. reference: those that they should be; None for the captured
+    responses. used: names of the rules that have allowed a difference."""
 
-    def __init__(self, run: Answers, table: FieldTable, reference: Answers | None = None) -> None:
-        self.run = run
-        self._reference = reference
-        named, has_reference = requested(run.ids.plan), reference is not None
-        expected_ids = run.ids if reference is None else reference.ids
+    def __init__(
+        self, answers: Answers, table: FieldTable, reference: Answers | None = None
+    ) -> None:
+        self._answers, self._reference = answers, reference
+        ids, has_reference = answers.ids, reference is not None
+        named, expected_ids = requested(ids.plan), ids if reference is None else reference.ids
         self._answer_form, self._expected_form = (
-            Normaliser(ids, table, named, is_target=is_target, keeps_served=has_reference)
-            for ids, is_target in ((run.ids, True), (expected_ids, has_reference))
+            Normaliser(each, table, named, is_target=is_target, keeps_served=has_reference)
+            for each, is_target in ((ids, True), (expected_ids, has_reference))
         )
-        self._table, self.used = table, Counter[str]()
+        self._table, self.used = table, set[str]()
         # of compared answers: steps and their record sets
         self._expected_records: dict[Log, list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -100,7 +102,7 @@ class Judge:
         """The target's offset of one of the reference, or of the capture."""
         if self._reference is not None:
             offset = self._reference.ids.offsets.to_capture(log, offset)
-        return self.run.ids.offsets.to_target(log, offset)
+        return self._answers.ids.offsets.to_target(log, offset)
 
     def _expected(self, step: Step) -> Message | str:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
@@ -123,7 +125,7 @@ class Judge:
 
     def judge(self) -> None:
         """Give each outcome its judgement."""
-        ordered, answers = self.run.in_order(), self.run
+        ordered, answers = self._answers.in_order(), self._answers
         judgements = [self._judged(each) for each in ordered]
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
@@ -135,7 +137,7 @@ class Judge:
             found[number].append(difference)
         for outcome, judgement in zip(ordered, judgements, strict=True):
             outcome.judgement = _with(judgement, found[outcome.step.number])
-        tolerate(ordered, partial(_as_set, answers.claims.set_configs))
+        model.tolerate(ordered, partial(_as_set, answers.claims.set_configs))
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange
@@ -181,7 +183,7 @@ class Judge:
             if _allows(rule, one) and any(
                 self._expected_form.applies(rule, step, each) for each in holders
             ):
-                self.used[rule.name] += 1
+                self.used.add(rule.name)
                 return replace(one, rule=rule.name)
         return one
 
@@ -191,7 +193,7 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     step = outcome.step
     exchange, skipped = step.exchange, outcome.skipped or step.skipped
     had_none = step.expects_response and exchange.response is None
-    if skipped is not None and (skipped.code is not SkipCode.API_VERSION or had_none):
+    if skipped is not None and (skipped.code is not model.SkipCode.API_VERSION or had_none):
         return Judgement(Verdict.SKIPPED, reason=skipped.reason)
     if skipped is not None:
         difference = Difference(
@@ -235,7 +237,56 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
     return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
 
 
-# -- noise ----------------------------------------------------------------------------------------
+# -- runs beside each other -----------------------------------------------------------------------
+
+
+def judge_run(
+    answers: Answers, controls: Sequence[Answers], references: Sequence[Answers], table: FieldTable
+) -> list[str]:
+    """Give each outcome of a run its judgement: by the reference that it resembles most, or else by
+    the capture, and without what differs between control runs by itself.
+
+    Returns notes, which name that, and rules of the user that allowed nothing.
+    """
+    used, judged = set[str](), list[list[Judgement]]()
+    each_of: Sequence[Answers | None] = references or [None]
+    for reference in each_of:
+        judge = Judge(answers, table, reference)
+        judge.judge()
+        used |= judge.used
+        judged.append([each.judgement for each in answers.outcomes])
+    for outcome, *judgements in zip(answers.outcomes, *judged, strict=True):
+        outcome.judgement = min(judgements, key=_difference_count)
+    notes = [
+        f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
+        for rule in table.rules
+        if rule.is_own and rule.name not in used and rule.is_allowance
+    ]
+    noise = Noise()
+    for other in controls[1:]:
+        Judge(other, table, controls[0]).judge()
+        noise.add(other.outcomes)
+    model.tolerate(answers.outcomes, noise.excused)
+    return [*notes, *noise.notes()]
+
+
+def _difference_count(judgement: Judgement) -> tuple[bool, int]:
+    is_wrong = judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+    return is_wrong, sum(not each.rule for each in judgement.differences)
+
+
+def end_findings(
+    answers: Answers, controls: Sequence[Answers], references: Sequence[Answers]
+) -> list[Difference]:
+    """Findings about the state after a run that its control runs do not have."""
+    excused = [each for control in controls for each in control.findings]
+    findings = [each for each in answers.findings if each not in excused]
+    states = [each.state for each in references if each.state is not None]
+    if answers.state is not None and states:
+        known = {each.keys for each in findings}
+        compared = compare_states(answers.state, states)
+        findings += [each for each in compared if each.keys not in known]
+    return findings
 
 
 class Noise(dict[tuple[str, str], list[Difference]]):
@@ -258,6 +309,15 @@ class Noise(dict[tuple[str, str], list[Difference]]):
             for one in outcome.judgement.differences:
                 if not one.rule:
                     self.setdefault((outcome.step.api_name, one.place), []).append(one)
+
+    def notes(self) -> list[str]:
+        """The noisy fields, most frequent first."""
+        ordered = sorted(self.items(), key=lambda each: (-len(each[1]), each[0]))
+        return [
+            f"control runs differ from each other in {api} {place}, in {len(known)} places: "
+            + ("never excused" if is_evidence(place) else "excused")
+            for (api, place), known in ordered
+        ]
 
     def excused(self, api_name: str, one: Difference) -> Difference:
         """The difference, tolerated if it is noise."""

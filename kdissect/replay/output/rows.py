@@ -20,8 +20,8 @@ import numpy as np
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import CaptureError
 from kdissect.replay import model
-from kdissect.replay.comparison.findings import RULE as RELEASE_RULE
-from kdissect.replay.comparison.findings import Finding, group
+from kdissect.replay.comparison.kinds import RULE as RELEASE_RULE
+from kdissect.replay.comparison.kinds import Kind, kinds_of
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, Verdict, tolerate
 from kdissect.replay.output import text
 from kdissect.replay.planning.plan import Pace
@@ -54,9 +54,8 @@ class Results:
 
     fail_on: verdicts, and "latency". reference: the kind of responses that the answers were
     compared with; reference_name: the name of that target or run, if any. releases: Kafka releases
-    of the captured broker and of the target, "" unknown. findings: differences of the whole run.
-    kinds: those of single answers by kind, what would hurt first. follows: step -> step that it
-    follows.
+    of the captured broker and of the target, "" unknown. findings: about the whole run. kinds: of
+    the differences of single answers. follows: step -> step that it follows.
     """
 
     plan: ReplayPlan
@@ -68,7 +67,7 @@ class Results:
     reference_name: str = ""
     notes: list[str] = field(default_factory=list)
     findings: list[Difference] = field(default_factory=list)
-    kinds: list[Finding] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     follows: dict[int, int] = field(default_factory=dict)
     releases: tuple[str, str] = ("", "")
 
@@ -194,7 +193,7 @@ def summary_row(results: Results) -> Row:
     """Verdicts, APIs, findings, lag, how it ended."""
     outcomes, run = results.outcomes, results.run
     sent = [each for each in outcomes if each.sent is not None]
-    tolerated = group(outcomes, None, tolerated=True)
+    tolerated = kinds_of(outcomes, tolerated=True)
     return {
         "type": "summary",
         "verdicts": _counts(outcomes),
@@ -202,11 +201,11 @@ def summary_row(results: Results) -> Row:
         "kinds": [_kind_row(results, each) for each in results.kinds],
         "tolerated": [_kind_row(results, each) for each in tolerated],
         "release_changes": [
-            {"api_name": each.api_name, "path": each.example.path,
-             **_pair(text.readable_texts_of(each.example)), "what": each.example.note,
-             "count": each.count}
+            {"api_name": each.api_name, "path": each.first.path,
+             **_pair(text.readable_texts_of(each.first)), "what": each.first.note,
+             "count": len(each.found)}
             for each in tolerated
-            if each.example.rule == RELEASE_RULE
+            if each.first.rule == RELEASE_RULE
         ],
         "findings": [
             {"kind": each.place, "subject": each.keys[0],
@@ -271,24 +270,25 @@ def _reasons(outcomes: Iterable[Outcome]) -> list[Row]:
     ]
 
 
-def _kind_row(results: Results, finding: Finding) -> Row:
+def _kind_row(results: Results, kind: Kind) -> Row:
     """A kind of differences. example: its first exchange, with the path and values there."""
-    one = finding.example
+    steps, found = zip(*kind.found, strict=True)
+    one = kind.first
     return {
-        "api_name": finding.api_name,
+        "api_name": kind.api_name,
         "path": one.place,
         **_pair(text.readable_texts_of(one)),
         "rule": one.rule or None,
-        "notes": finding.notes or [each for each in [text.note_of(one)] if each],
-        "count": finding.count,
-        "exchanges": len(finding.steps),
-        "places": len(finding.where),
-        "value_pairs": len(finding.values),
-        "example": results.exchange_id(finding.step),
+        "notes": kind.notes or [each for each in [text.note_of(one)] if each],
+        "count": len(found),
+        "exchanges": len({*steps}),
+        "places": len({each.keys for each in found}),
+        "value_pairs": len({(str(each.captured), str(each.answered)) for each in found}),
+        "example": results.exchange_id(steps[0]),
         "example_path": one.path,
         "followers": [
             {"api_name": api_name, "what": word, "exchanges": count}
-            for (api_name, word), count in finding.followers.most_common()
+            for (api_name, word), count in kind.followers.most_common()
         ],
     }
 

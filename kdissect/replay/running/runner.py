@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from kdissect.errors import Error
 from kdissect.replay.comparison.judge import Answers
-from kdissect.replay.model import Attempt, Difference, Outcome, ReplayPlan, SkipCode, Skipped
+from kdissect.replay.model import Attempt, Outcome, ReplayPlan, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target
@@ -40,7 +40,6 @@ from kdissect.replay.target.connection import (
     allow_many_files,
 )
 from kdissect.replay.target.settling import Patience, Settled
-from kdissect.replay.target.state import State
 from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import BLOCKING_APIS
@@ -64,7 +63,7 @@ class RunResult:
     attempts: all requests that were sent, also those of the replay's own to members of groups.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
-    answers: None if the run never began. state, findings: in the capture's terms.
+    answers: None if the run never began.
     """
 
     outcomes: list[Outcome]
@@ -76,8 +75,6 @@ class RunResult:
     is_interrupted: bool = False
     reconnects: int = 0
     answers: Answers | None = None
-    state: State | None = None
-    findings: list[Difference] = field(default_factory=list)
 
 
 @dataclass(eq=False)

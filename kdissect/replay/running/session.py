@@ -6,21 +6,20 @@ Each run has a translator of its own, since each target has ids of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay import model
 from kdissect.replay.comparison import latency
-from kdissect.replay.comparison.claims import compare_states
-from kdissect.replay.comparison.findings import (
+from kdissect.replay.comparison.judge import Answers, end_findings, judge_run, unanswered
+from kdissect.replay.comparison.kinds import (
     Explainer,
     Releases,
     allow_changes,
     captured_ranges,
-    find,
+    find_kinds,
 )
-from kdissect.replay.comparison.judge import Answers, Judge, Noise, is_evidence, unanswered
 from kdissect.replay.fields import FieldTable, built_in_fields
 from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
@@ -196,7 +195,7 @@ class _Session:
         result.answers = Answers(ids, result.outcomes)
         if not result.ended and not result.is_interrupted:
             self.watch(f"{planned.name}: reading back the state of {target}")
-            await _read_back(planned, result.answers, result)
+            await _read_back(planned, result.answers)
         return result
 
     # -- verdicts -------------------------------------------------------------------------------
@@ -212,83 +211,42 @@ class _Session:
     async def _compare(self, results: Results) -> None:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
         notes to the results."""
-        run, outcomes = results.run, results.outcomes
-        settings = run.state.settings if run.state is not None else {}
-        if not settings and not run.ended:
+        answers, outcomes, against = results.run.answers, results.outcomes, self.against
+        state = None if answers is None else answers.state
+        settings = {} if state is None else state.settings
+        if not settings and not results.run.ended:
             settings = await read_settings(self.target)
-        if run.answers is not None:
-            self._judge(run.answers)
-        if len(self.controls) > 1:
-            self._excuse_noise(outcomes)
-        captured = self.against.versions if self.against else captured_ranges(self.plan.workload)
+        if answers is not None:
+            controls = [each.answers for each in self.controls if each.answers is not None]
+            references = controls if against else []
+            self.notes += judge_run(answers, controls, references, self.options.table)
+            results.findings = end_findings(answers, controls, references)
+            unread = {} if state is None else state.unread
+            self.notes += [
+                *(f"the end state of {of} could not be read: {why}" for of, why in unread.items()),
+                *(
+                    f"a control run: {finding_text(one)}"
+                    for each in controls
+                    for one in each.findings
+                ),
+            ]
+        captured = against.versions if against else captured_ranges(self.plan.workload)
         releases = Releases.between(captured, self.target.versions)
         allow_changes(releases, outcomes)
-        results.findings = self._end_findings(run)
         if model.LATENCY in self.options.fail_on:
             results.findings += self._slower(outcomes)
         if (baseline := self.options.baseline) is not None:
             baseline.accept(outcomes)
             results.findings = baseline.new(results.findings)
             results.reference, results.reference_name = "an earlier run", baseline.path
-        if self.against is not None:
-            results.reference = "the answers of another target"
-            results.reference_name = str(self.against)
+        if against is not None:
+            results.reference, results.reference_name = (
+                "the answers of another target",
+                str(against),
+            )
         self.notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.releases = releases.then, releases.now
-        results.kinds, results.follows = find(outcomes, Explainer(releases, settings))
-
-    def _references(self) -> list[Answers]:
-        return [each.answers for each in self.controls if each.answers is not None]
-
-    def _judge(self, run: Answers) -> None:
-        """Judge each answer by the capture, or by the answer of the reference that it resembles
-        most. Notes name rules of the user that allowed nothing."""
-        table, used = self.options.table, set[str]()
-        references: Sequence[Answers | None] = self._references() if self.against else []
-        judged: list[list[model.Judgement]] = []
-        for reference in references or [None]:
-            judge = Judge(run, table, reference)
-            judge.judge()
-            used |= judge.used.keys()
-            judged.append([each.judgement for each in run.outcomes])
-        for outcome, *judgements in zip(run.outcomes, *judged, strict=True):
-            outcome.judgement = min(judgements, key=_findings)
-        self.notes += [
-            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
-            for rule in table.rules
-            if rule.is_own and rule.name not in used and rule.is_allowance
-        ]
-
-    def _excuse_noise(self, outcomes: list[model.Outcome]) -> None:
-        """Tolerate what differs between the control runs; notes name these fields."""
-        noise, (first, *others) = Noise(), self._references()
-        for other in others:
-            Judge(other, self.options.table, first).judge()
-            noise.add(other.outcomes)
-        model.tolerate(outcomes, noise.excused)
-        self.notes += [
-            f"control runs differ from each other in {api} {place}, in {len(known)} places: "
-            + ("never excused" if is_evidence(place) else "excused")
-            for (api, place), known in sorted(
-                noise.items(), key=lambda each: (-len(each[1]), each[0])
-            )
-        ]
-
-    def _end_findings(self, run: RunResult) -> list[model.Difference]:
-        """Findings about the end state that the control runs do not have."""
-        if run.state is None:
-            return []
-        unread = run.state.unread.items()
-        self.notes += [f"the end state of {part} could not be read: {why}" for part, why in unread]
-        excused = [each for control in self.controls for each in control.findings]
-        self.notes += [f"a control run: {finding_text(each)}" for each in excused]
-        findings = [each for each in run.findings if each not in excused]
-        states = [each.state for each in self.controls if each.state is not None]
-        if states and self.against is not None:
-            known = {each.keys for each in findings}
-            compared = compare_states(run.state, states)
-            findings += [each for each in compared if each.keys not in known]
-        return findings
+        results.kinds, results.follows = find_kinds(outcomes, Explainer(releases, settings))
 
     def _slower(self, outcomes: list[model.Outcome]) -> list[model.Difference]:
         """Findings about latencies; notes say what they do not prove."""
@@ -300,12 +258,6 @@ class _Session:
         )
         self.notes += latency.notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]
-
-
-def _findings(judgement: model.Judgement) -> tuple[bool, int]:
-    """A rank that is lower for a judgement with fewer findings."""
-    count = sum(not each.rule for each in judgement.differences)
-    return judgement.verdict in (model.Verdict.DIFFERENT, model.Verdict.ERROR), count
 
 
 # -- around a run -----------------------------------------------------------------------------
@@ -323,16 +275,14 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     await target.learn_metadata()
 
 
-async def _read_back(planned: PlannedRun, answers: Answers, finished: RunResult) -> None:
-    """Read the end state of a run that wrote something, and compare it with the answers."""
-    ids, claims = answers.ids, answers.claims
-    topics = [ids.captured_name("topic", name) for name in planned.effects.names("topic")]
-    if not topics and not claims.decided:
-        return
-    finished.state = await read_state(
-        planned.target, topics, claims.decided, gone=claims.gone, renames=planned.options.renames
-    )
-    planned.target.close()
-    held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
-    held = {ids.captured_name("topic", name) for name in held}
-    finished.findings = claims.check(finished.state, held)
+async def _read_back(planned: PlannedRun, answers: Answers) -> None:
+    """Read the state after a run that wrote something."""
+    ids, claims, names = answers.ids, answers.claims, planned.effects.names("topic")
+    topics = [ids.captured_name("topic", name) for name in names]
+    if topics or claims.decided:
+        state = await read_state(
+            planned.target, topics, claims.decided, gone=claims.gone, renames=ids.renames
+        )
+        planned.target.close()
+        held = [name for name in names if planned.existing.get(("topic", name))]
+        answers.end_in(state, {ids.captured_name("topic", name) for name in held})

@@ -379,7 +379,7 @@ def missed(path: Path) -> tuple[int, set[str]]:
                 lost.add(f"{step.api_name} {place}")
             holder[name] = value
             count += 1
-    assert ids is judge.run.ids
+    assert ids is judge._answers.ids
     return count, lost
 
 

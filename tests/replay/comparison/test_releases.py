@@ -6,7 +6,7 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import spoken_versions
-from kdissect.replay.comparison.findings import RULE, Releases, allow_changes, group
+from kdissect.replay.comparison.kinds import RULE, Releases, allow_changes, kinds_of
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
 from tests.replay.comparison.made_run import Run
 
@@ -99,5 +99,5 @@ def test_a_change_is_told_once() -> None:
         Difference("api_keys[].max_version", ("Fetch",), 17, 18),
         Difference("api_keys[]", ("LeaderAndIsr",), {}, ABSENT),
     )  # fmt: skip
-    kinds = group([outcome], None, tolerated=True)
-    assert [each.count for each in kinds] == [2, 3]
+    kinds = kinds_of([outcome], tolerated=True)
+    assert [len(each.found) for each in kinds] == [2, 3]

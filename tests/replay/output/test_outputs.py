@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from kdissect.errors import CaptureError
-from kdissect.replay.comparison.findings import RULE, group
+from kdissect.replay.comparison.kinds import RULE, kinds_of
 from kdissect.replay.comparison.normal_form import Keyed, compare
 from kdissect.replay.model import (
     ABSENT,
@@ -79,7 +79,7 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
     start_ns = 1_700_000_000 * 10**9
     run = RunResult(outcomes, [], [link], start_ns, elapsed_ns=10 * MS, ended=ended)
     results = Results(plan, run, Target("h", 1), Pace(), parse_fail_on([fail_on]))
-    results.kinds = group(outcomes, None)
+    results.kinds = kinds_of(outcomes)
     return results
 
 

@@ -11,7 +11,7 @@ from kdissect.codec.record_batches import decode_record_set
 from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.findings import group
+from kdissect.replay.comparison.kinds import kinds_of
 from kdissect.replay.model import (
     PlanOptions,
     ReplayPlan,
@@ -443,13 +443,11 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     done = replay(found, OtherCluster(found), flip=flip)
     different = {n: j for n, j in done.judgements.items() if j.verdict is Verdict.DIFFERENT}
     assert different
-    finding = next(
-        each for each in group(done.outcomes, None) if each.example.place.endswith("error_code")
-    )
-    one = finding.example
-    assert (finding.api_name, one.place) == ("ListOffsets", "topics[].partitions[].error_code")
+    kind = next(each for each in kinds_of(done.outcomes) if each.first.place.endswith("error_code"))
+    one = kind.first
+    assert (kind.api_name, one.place) == ("ListOffsets", "topics[].partitions[].error_code")
     assert (one.captured, one.answered) == (0, 44)
-    assert finding.count >= len(different)
+    assert len(kind.found) >= len(different)
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
 
 

@@ -1,14 +1,14 @@
-"""The findings of a run: its differences in groups, what would hurt first, followers folded.
+"""The differences of a run by their kinds, what would hurt first, followers folded.
 
 A difference may follow from an earlier one: records are missing since a Produce was refused, a
 member is unknown since its group never formed. Suppose that an answer has only such differences,
 and an earlier one about the same topic, partition, group or transaction differs. Then its exchange
-is counted in the finding of the earlier one, with the errors and fields that differ in it.
+is counted in the kind of the earlier one, with the errors and fields that differ in it.
 
 `causes.toml` says which kinds can follow. It has words beside a difference, with the settings of
 the target that decide it. `release_changes.toml` has what a Kafka release changes by design:
-configs, defaults, features, errors. Such a difference is told once, apart from findings; another
-value of a config stays a finding. The API versions that the captured broker and the target offer
+configs, defaults, features, errors. Such a difference is told once, apart from the others; another
+value of a config is not one of them. The API versions that the captured broker and the target offer
 tell their releases. They also tell the way from ZooKeeper to KRaft, a change of its own at any
 release. The versions of an API follow from the releases themselves.
 """
@@ -35,11 +35,11 @@ from kdissect.protocol.releases import (
 from kdissect.replay import model
 from kdissect.replay.fields import Match, as_fields
 from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Step, Verdict, tolerate
-from kdissect.replay.workload.messages import entries, response_of
+from kdissect.replay.workload.messages import entries, response_body
 
 _SETTINGS_MAX = 4
 _GROUP_PARTS = frozenset({"commits", "share"})
-# What an element's name says about a finding; other elements are counted.
+# What an element's name says about a kind; other elements are counted.
 _NAMED = ("configs[]", "api_keys[]", "_features[]")
 RULE = "release"  # tolerates what a release changes
 Ranges = Mapping[int, tuple[int, int]]
@@ -152,17 +152,13 @@ def _minor(releases: tuple[str, ...]) -> str:
 
 def captured_ranges(workload: model.Workload) -> Ranges:
     """API key -> (first, last) version that a captured broker offered clients; the longest list."""
-    ranges: dict[int, tuple[int, int]] = {}
-    for exchange in workload.exchanges():
-        if exchange.api_key != ApiKey.API_VERSIONS or exchange.internal_reason:
-            continue
-        response = response_of(exchange)
-        offered = entries(response.body.get("api_keys")) if response is not None else []
-        if len(offered) > len(ranges):
-            ranges = {
-                each["api_key"]: (each["min_version"], each["max_version"]) for each in offered
-            }
-    return ranges
+    offered = [
+        entries(response_body(exchange).get("api_keys"))
+        for exchange in workload.exchanges()
+        if exchange.api_key == ApiKey.API_VERSIONS and not exchange.internal_reason
+    ]
+    most = max(offered, key=len, default=[])
+    return {each["api_key"]: (each["min_version"], each["max_version"]) for each in most}
 
 
 def allow_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:
@@ -198,7 +194,7 @@ def _is_of_release(releases: Releases, one: Difference) -> bool:
     return bool(versions) and (is_spoken if one.captured is ABSENT else one.answered in versions)
 
 
-# -- findings -------------------------------------------------------------------------------------
+# -- kinds ----------------------------------------------------------------------------------------
 
 # Configs of the target that are not Kafka's default: by resource (``topic orders``, ``broker 1``)
 Settings = Mapping[str, Mapping[str, str]]
@@ -255,34 +251,26 @@ class Explainer:
 
 
 @dataclass(slots=True)
-class Finding:
-    """Differences of one kind: of one API at one place, of one config, of one pair of errors.
+class Kind:
+    """Differences of one API at one place, of one config, or of one pair of errors.
 
-    example: of the first, whose step has that number. values: how many other pairs of values.
-    count: of differences, in `steps` exchanges. where: the elements, by their keys. notes: lines
-    for people. followers: (API, error or field) -> exchanges that follow from one of these.
+    rank: how much they would hurt, 0 most. notes: lines for people. found: each difference with its
+    step. followers: (API, error or field) -> exchanges that follow from one of these.
     """
 
     api_name: str
-    example: Difference
-    step: int
     rank: int
-    notes: list[str] = field(default_factory=list)
-    count: int = 0
-    steps: set[int] = field(default_factory=set)
-    where: dict[tuple[str, ...], None] = field(default_factory=dict)
-    values: set[tuple[str, str]] = field(default_factory=set)
+    notes: list[str]
+    found: list[tuple[int, Difference]] = field(default_factory=list)
     followers: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def add(self, step: int, one: Difference) -> None:
-        self.count += 1
-        self.steps.add(step)
-        self.where[one.keys] = None
-        self.values.add((str(one.captured), str(one.answered)))
+    @property
+    def first(self) -> Difference:
+        return self.found[0][1]
 
 
-def kind_of(api_name: str, one: Difference) -> tuple[str, ...]:
-    """What differences of one finding have in common. A change of a config by a release is one,
+def _key(api_name: str, one: Difference) -> tuple[str, ...]:
+    """What differences of one kind have in common. A change of a config by a release is one,
     whatever resource has it; the versions of all APIs are one."""
     if one.rule == RULE:
         is_config = bool(one.keys) and "configs[]" in one.place
@@ -295,35 +283,36 @@ def kind_of(api_name: str, one: Difference) -> tuple[str, ...]:
     return api_name, one.place, name, one.rule, *values
 
 
-def group(
-    outcomes: Iterable[Outcome], explainer: Explainer | None, *, tolerated: bool = False
-) -> list[Finding]:
-    """The differences of judged outcomes by kind, in the order of their first."""
-    found: dict[tuple[str, ...], Finding] = {}
+def kinds_of(
+    outcomes: Iterable[Outcome], explainer: Explainer | None = None, *, tolerated: bool = False
+) -> list[Kind]:
+    """The kinds of the differences of judged outcomes, in the order of their first."""
+    kinds: dict[tuple[str, ...], Kind] = {}
     for outcome in outcomes:
+        name, number = outcome.step.api_name, outcome.step.number
         for one in outcome.judgement.differences:
-            if bool(one.rule) is not tolerated:
-                continue
-            step = outcome.step
-            key = kind_of(step.api_name, one)
-            if key not in found:
-                notes = [] if explainer is None else [*explainer.notes(outcome, one)]
-                rank = _rank(outcome, one)
-                found[key] = Finding(step.api_name, one, step.number, rank, notes)
-            found[key].add(step.number, one)
-    return list(found.values())
+            if bool(one.rule) is tolerated:
+                key = _key(name, one)
+                if key not in kinds:
+                    notes = [] if explainer is None else [*explainer.notes(outcome, one)]
+                    kinds[key] = Kind(name, _rank(outcome, one), notes)
+                kinds[key].found.append((number, one))
+    return list(kinds.values())
 
 
-def find(outcomes: Sequence[Outcome], explainer: Explainer) -> tuple[list[Finding], dict[int, int]]:
-    """The findings of a run, and by step the step that it follows. outcomes: of all steps."""
+def find_kinds(
+    outcomes: Sequence[Outcome], explainer: Explainer
+) -> tuple[list[Kind], dict[int, int]]:
+    """The kinds of a run, and by step the step that it follows. outcomes: of all steps."""
     roots = find_roots(outcomes, explainer.may_follow)
-    findings = group((each for each in outcomes if each.step.number not in roots), explainer)
-    findings.sort(key=lambda each: (each.rank, each.step))
+    kinds = kinds_of((each for each in outcomes if each.step.number not in roots), explainer)
+    kinds.sort(key=lambda kind: (kind.rank, kind.found[0][0]))
+    of_step = {number: kind for kind in reversed(kinds) for number, _ in kind.found}
     for number, root in roots.items():
-        outcome = outcomes[number]
-        if first := next((each for each in findings if root in each.steps), None):
-            first.followers[outcome.step.api_name, _word(outcome)] += 1
-    return findings, roots
+        if root in of_step:
+            outcome = outcomes[number]
+            of_step[root].followers[outcome.step.api_name, _word(outcome)] += 1
+    return kinds, roots
 
 
 def _rank(outcome: Outcome, one: Difference) -> int:

@@ -1,16 +1,16 @@
-"""Findings: their order, what is folded into them, and their words."""
+"""Kinds of differences: their order, what is folded into them, and their words."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from kdissect.replay.comparison.findings import (
+from kdissect.replay.comparison.kinds import (
     Explainer,
-    Finding,
+    Kind,
     Releases,
-    find,
+    find_kinds,
     find_roots,
-    group,
+    kinds_of,
 )
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from tests.builders.workloads import exchange, fetch, fetched, metadata, planned, produce, produced
@@ -41,9 +41,9 @@ def judged(made: ReplayPlan, different: dict[int, Sequence[Difference]]) -> list
     return outcomes
 
 
-def found(different: dict[int, Sequence[Difference]]) -> list[Finding]:
+def found(different: dict[int, Sequence[Difference]]) -> list[Kind]:
     made = plan()
-    return find(judged(made, different), EXPLAINER)[0]
+    return find_kinds(judged(made, different), EXPLAINER)[0]
 
 
 def test_later_differences_of_a_partition_follow_its_first_one() -> None:
@@ -57,12 +57,12 @@ def test_later_differences_of_a_partition_follow_its_first_one() -> None:
 
 
 def test_a_folded_answer_is_named_by_its_error_or_field() -> None:
-    """Records that are missing since their Produce was refused are no finding of their own."""
+    """Records that are missing since their Produce was refused are no kind of their own."""
     missing = Difference("records[]", ("t", "0", "3"), "a record", None)
     out_of_range = Difference("responses[].partitions[].error_code", ("t", "0"), 0, 1)
-    [finding] = found({0: [REFUSED], 2: [missing], 4: [out_of_range]})
-    assert (finding.api_name, finding.count, finding.step) == ("Produce", 1, 0)
-    assert finding.followers == {("Fetch", "records"): 1, ("Fetch", "OFFSET_OUT_OF_RANGE"): 1}
+    [kind] = found({0: [REFUSED], 2: [missing], 4: [out_of_range]})
+    assert (kind.api_name, kind.found) == ("Produce", [(0, REFUSED)])
+    assert kind.followers == {("Fetch", "records"): 1, ("Fetch", "OFFSET_OUT_OF_RANGE"): 1}
     # A record that the consumer gets twice does not follow from a refusal.
     twice = Difference("records[]", ("t", "0", "3"), None, "a record", note="a second time")
     assert len(found({0: [REFUSED], 2: [twice]})) >= 1
@@ -76,7 +76,7 @@ def test_what_would_hurt_comes_first() -> None:
     assert order == ["Produce", "Fetch", "Metadata"]
 
 
-def test_differences_of_one_kind_are_one_finding() -> None:
+def test_differences_of_one_kind_are_together() -> None:
     """Each pair of errors is a kind; a config of many topics is one, with its values counted."""
     configs = [
         Difference("results[].configs[].value", (topic, "retention.ms"), "1", value)
@@ -85,12 +85,11 @@ def test_differences_of_one_kind_are_one_finding() -> None:
     other = Difference("results[].configs[].value", ("a", "segment.ms"), "1", "2")
     outcomes = judged(plan(), {0: [REFUSED, Difference(CODE, ("t", "1"), 0, 19)], 1: [REFUSED],
                                5: [*configs, other]})  # fmt: skip
-    kinds = group(outcomes, None)
-    assert [(each.count, len(each.steps), len(each.values)) for each in kinds] == [
-        (2, 2, 1), (1, 1, 1), (3, 1, 2), (1, 1, 1),
+    kinds = kinds_of(outcomes)
+    assert [[one.keys[0] for _, one in each.found] for each in kinds] == [
+        ["t", "t"], ["t"], ["a", "b", "c"], ["a"],
     ]  # fmt: skip
-    assert list(kinds[2].where) == [("a", "retention.ms"), ("b", "retention.ms"),
-                                    ("c", "retention.ms")]  # fmt: skip
+    assert [step for step, _ in kinds[0].found] == [0, 1]
 
 
 @pytest.mark.parametrize(
