@@ -24,8 +24,15 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.comparison.logs import Readers
 from kdissect.replay.model import FOREVER_NS, Contradiction, Difference, Reply
+from kdissect.replay.translation.groups import assignment_in
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, Body, TopicNames, response_body
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    Body,
+    TopicNames,
+    apis,
+    response_body,
+)
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
@@ -34,11 +41,8 @@ _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
-_CLASSIC_APIS = frozenset(
-    {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP}
-)
-# Requests that change the topics of groups.
-_TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
+_CLASSIC_APIS = apis("JoinGroup SyncGroup Heartbeat LeaveGroup")
+_TOPIC_CHANGES = apis("CreateTopics CreatePartitions DeleteTopics")  # of groups
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
 
 Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and its partition
@@ -202,18 +206,14 @@ def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
 
 def _shares(body: Body, topics: TopicNames) -> list[Share] | None:
     """Assigned partitions or active tasks of an answer to a heartbeat; None if it has none."""
-    if body.get("active_tasks") is not None:
-        return [
-            (task["subtopology_id"], number)
-            for task in body["active_tasks"]
-            for number in task["partitions"]
-        ]
-    if body.get("assignment") is None:
+    assigned = assignment_in(body)
+    if assigned is None:
         return None
     return [
-        (topics.name("", topic["topic_id"]), number)
-        for topic in body["assignment"]["topic_partitions"]
-        for number in topic["partitions"]
+        (each.get("subtopology_id") or topics.of(each), number)
+        for name in ("topic_partitions", "active_tasks")
+        for each in assigned.get(name, ())
+        for number in each["partitions"]
     ]
 
 

@@ -19,6 +19,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
+from kdissect.replay.comparison.kinds import Releases, allow_changes
 from kdissect.replay.comparison.logs import Logs
 from kdissect.replay.comparison.normal_form import Found, Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
@@ -241,12 +242,16 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
 
 
 def judge_run(
-    answers: Answers, controls: Sequence[Answers], references: Sequence[Answers], table: FieldTable
+    answers: Answers,
+    controls: Sequence[Answers],
+    references: Sequence[Answers],
+    table: FieldTable,
+    releases: Releases,
 ) -> list[str]:
     """Give each outcome of a run its judgement: by the reference that it resembles most, or else by
-    the capture, and without what differs between control runs by itself.
+    the capture. What differs between control runs, or between the releases, is tolerated.
 
-    Returns notes, which name that, and rules of the user that allowed nothing.
+    Returns notes, which name what is noise, and rules of the user that allowed nothing.
     """
     used, judged = set[str](), list[list[Judgement]]()
     each_of: Sequence[Answers | None] = references or [None]
@@ -267,6 +272,7 @@ def judge_run(
         Judge(other, table, controls[0]).judge()
         noise.add(other.outcomes)
     model.tolerate(answers.outcomes, noise.excused)
+    allow_changes(releases, answers.outcomes)
     return [*notes, *noise.notes()]
 
 

@@ -7,8 +7,8 @@ all that answers have delivered of the log.
 A captured response says what another broker answered at another moment. So the target's answers
 are also compared with each other, those included that were followed by another try:
 
-- A delivered batch has a right checksum. Batches of an answer ascend, and leave out no offset
-  unless the topic is compacted.
+- A delivered batch has a right checksum. Batches of an answer ascend, and leave out no batch that
+  was produced or that another answer has, unless the topic is compacted.
 - A batch that was produced in this run comes back with the same records, and so does one that an
   earlier answer has delivered.
 - Log ends and starts never fall. In a log that began in this run, no end is beyond what the run
@@ -23,19 +23,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay import batches
 from kdissect.replay.batches import Batch, Row, batches_of
 from kdissect.replay.model import Contradiction, Difference, Log, Reply
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, entries, response_body
+from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, entries
 from kdissect.text import plural
 
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
@@ -53,12 +50,8 @@ _POLICY = "cleanup.policy"
 _OF_ROWS = ("key", "value", "headers", "timestamp_ms")
 _REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
-_MAYBE_APPENDED = frozenset(
-    {
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-    }
+_MAYBE_APPENDED = codes(
+    "REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER"
 )
 
 Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # of a record
@@ -291,9 +284,9 @@ class Logs(dict[Log, LogFacts]):
     def contradictions(self) -> Iterator[Contradiction]:
         for log, facts in self.items():
             is_lasting = bool(log[0]) and log[0] not in self._deleted
-            is_dense = is_lasting and log[0] in self._dense
+            kept = {*facts.produced, *facts.delivered} if self._is_dense(log[0]) else set()
             for fetched in facts.fetched:
-                yield from _check_batches(fetched, is_dense)
+                yield from _check_batches(fetched, kept)
                 yield from _check_content(fetched, facts)
                 if is_lasting and fetched.is_committed:
                     yield from _check_aborted(fetched)
@@ -301,22 +294,12 @@ class Logs(dict[Log, LogFacts]):
                 yield from self._check_ends(facts)
                 yield from _check_falling(log, facts.readings["starts"])
 
-    @cached_property
-    def _dense(self) -> set[str]:
-        """Topics whose logs leave no offset out. Compacted ones may; the capture shows which."""
-        workload = self._ids.plan.workload
-        topics = {
-            name
-            for name, known in workload.facts.topics.items()
-            if not known.is_internal and "compact" not in known.configs.get(_POLICY, "")
-        }
-        for exchange in workload.exchanges():
-            captured = response_body(exchange) if exchange.api_key == ApiKey.FETCH else {}
-            for (topic, _), partition in self._ids.names.logs(captured):
-                found = [each.header for each in batches_of(partition["records"] or b"")]
-                if any(one.last_offset + 1 < then.base_offset for one, then in pairwise(found)):
-                    topics.discard(topic)
-        return topics
+    def _is_dense(self, topic: str) -> bool:
+        """Return whether the logs of a topic keep all their batches."""
+        known = self._ids.plan.workload.facts.topics.get(topic)
+        if known is None or topic in self._deleted:
+            return False
+        return not known.is_internal and "compact" not in known.configs.get(_POLICY, "")
 
     def _check_ends(self, facts: LogFacts) -> Iterator[Contradiction]:
         """Log ends do not fall, and are not beyond all that can exist."""
@@ -427,8 +410,9 @@ def _content(row: Row) -> Content:
 # -- answers beside each other --------------------------------------------------------------------
 
 
-def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]:
-    """Checksums and order of the batches of one answer."""
+def _check_batches(fetched: _Fetched, kept: Collection[int]) -> Iterator[Contradiction]:
+    """Checksums and order of the batches of one answer. kept: offsets at which the log has a batch
+    for certain."""
     due, is_first = fetched.fetch_offset, True
     for batch in fetched.batches:
         header, base = batch.header, batch.header.base_offset
@@ -439,7 +423,7 @@ def _check_batches(fetched: _Fetched, is_dense: bool) -> Iterator[Contradiction]
         if header.last_offset < due or (not is_first and base < due):
             here = count_text(header.record_count, base)
             yield fetched.wrong(base, _NO_RECORDS, here, "its offsets are here already")
-        elif is_dense and 0 <= due < base:
+        elif 0 <= due < base and any(due <= each < base for each in kept):
             left_out = count_text(base - due, due)
             yield fetched.wrong(due, left_out, _NO_RECORDS, "the answer leaves them out")
         due, is_first = max(due, header.last_offset + 1), False

@@ -7,8 +7,7 @@ the captured log, sets are keyed by the names of their elements, and what the ta
 to the server is gone.
 
     struct             dict: field -> tree
-    array with keys    Keyed: text of the key -> tree of the element
-    array without      list of trees, in order
+    array of structs   Keyed: text of the key, or else the place -> tree of the element
     value              itself, or `Chosen` (only whether it is set counts)
 
 In a struct whose error code or state differs, the other fields follow from that: only the code or
@@ -20,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
@@ -35,15 +33,7 @@ from kdissect.replay.workload.messages import Body, TopicNames, api_name, reques
 
 _LEFT_OUT = (FieldKind.IGNORE, FieldKind.SERVER)  # of elements and their keys
 # Kinds of values that are the cluster's choice
-_CHOSEN = frozenset(
-    {
-        FieldKind.GENERATION,
-        FieldKind.LEADER_EPOCH,
-        FieldKind.COUNTER,
-        FieldKind.TIME,
-        FieldKind.TEXT,
-    }
-)
+_CHOSEN = frozenset(map(FieldKind, ("generation", "leader-epoch", "counter", "time", "text")))
 _A_BROKER = "a broker"
 SURPLUS = "surplus"  # bytes after the end of a message
 AGAIN = " again"
@@ -67,7 +57,7 @@ def is_set(value: Any) -> bool:
 
 
 class Keyed(dict[str, Tree]):
-    """The elements of a set by their keys; an element that is listed twice has `AGAIN` behind."""
+    """The elements of an array; the key of one that is listed twice has `AGAIN` behind."""
 
     def add(self, key: str, element: Tree) -> None:
         while key in self:
@@ -117,19 +107,11 @@ class Normaliser:
         self._opaque = {
             (name, new if is_target else old): old for (name, old), new in ids.opaque.items()
         }
-        self._members = dict(ids.groups.earlier)
-        for (group, captured), member in ids.groups.members.items():
-            self._members.setdefault((group, member), captured)
         if is_target:
             for captured_producer, producer in ids.producers.targets.items():
                 self._producers.learn(producer, captured_producer)
             for node in ids.captured_nodes:
                 self._brokers.setdefault(str(ids.node(node)), str(node))
-        else:  # two of the capture that are one at the target are one here
-            self._members = {
-                (group, captured): self._members[group, member]
-                for (group, captured), member in ids.groups.members.items()
-            }
 
     def tree(self, step: Step, message: Message) -> Body:
         """The tree of a response to a step's request."""
@@ -186,19 +168,17 @@ class Normaliser:
     def _array(
         self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
     ) -> Tree:
-        if not of.key:
-            return [self._struct(step, inner, each, inner.within(each, around)) for each in values]
         elements = Keyed()
-        for each in values:
+        for place, each in enumerate(values):
             if of.elements and self._kind(of.elements, step, each) in _LEFT_OUT:
                 continue
             here = inner.within(each, around)
-            key, kind = self._element_key(step, of, inner, each, here)
+            key, kind = str(place), None
+            if of.key:
+                key, kind = self._element_key(step, of, inner, each, here)
             if self._is_foreign(kind, key):
                 continue
-            tree = self._struct(step, inner, each, here)
-            if key not in elements or not _merges(elements[key], tree, of.key):
-                elements.add(key, tree)
+            elements.add(key, self._struct(step, inner, each, here))
         return elements
 
     def _element_key(
@@ -267,7 +247,9 @@ class Normaliser:
                 group = self._name("group", value)
                 return group if group != value else self._name("transactional-id", value)
             case FieldKind.MEMBER:
-                return self._members.get((self._name("group", around.group), value), value)
+                group, groups = self._name("group", around.group), self._ids.groups
+                there = value if self._is_target else groups.member(group, value)
+                return groups.captured.get((group, there), value)
             case FieldKind.NODE:
                 is_known = value in self._nodes or (not self._nodes and value >= 0)
                 return _A_BROKER if is_known else value
@@ -314,19 +296,6 @@ class Normaliser:
 def _order(value: Any) -> tuple[int, str]:
     """Numbers by size, everything else as text."""
     return (value, "") if isinstance(value, int) else (0, told(value))
-
-
-def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
-    """Add the elements of a second entry to the first one, where both have nothing but sets beside
-    their key: some brokers split the partitions of a topic over several entries."""
-    names = {name for alternatives in key for name in alternatives}
-    sets = [name for name in tree if name not in names]
-    if not sets or not all(isinstance(tree[name], Keyed) for name in sets):
-        return False
-    for name in sets:
-        for inner, element in tree[name].items():
-            known[name].add(inner, element)
-    return True
 
 
 # -- the comparison of two trees ------------------------------------------------------------------
@@ -394,9 +363,6 @@ def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
         yield from _sets(c, a, place)
     elif isinstance(c, dict) and isinstance(a, dict):
         yield from _structs(c, a, place)
-    elif isinstance(c, list) and isinstance(a, list) and _has_structs(c, a):
-        for index, (mine, theirs) in enumerate(zip_longest(c, a, fillvalue=ABSENT)):
-            yield from _elements(mine, theirs, str(index), place)
     else:
         yield place.found(c, a)
 
@@ -452,10 +418,6 @@ def _without(element: Tree) -> Tree:
 def _is_one_sided(found: Found) -> bool:
     one = found.difference
     return one.captured is ABSENT or one.answered is ABSENT
-
-
-def _has_structs(*arrays: list[Tree]) -> bool:
-    return any(isinstance(each, dict) for array in arrays for each in array)
 
 
 def _said(c: Body, a: Body) -> str:

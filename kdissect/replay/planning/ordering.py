@@ -47,9 +47,9 @@ from kdissect.replay.batches import headers
 from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
-    CapturedTopics,
     apis,
     bodies,
+    captured_topics,
     codes,
     entries,
     error_codes,
@@ -114,7 +114,7 @@ class _Ordering:
 
     def __init__(self, plan: ReplayPlan, start_ns: int) -> None:
         self.plan, self.steps = plan, plan.steps
-        self.names = CapturedTopics(plan.workload.facts)
+        self.names = captured_topics(plan.workload.facts)
         self.active = [step for step in plan.steps if step.skipped is None]
         self.waits: dict[int, set[int]] = {}
         self.soft: set[tuple[int, int]] = set()  # what has to be answered, what is sent after it

@@ -35,8 +35,8 @@ from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     TOPIC_RESOURCE,
     Body,
-    CapturedTopics,
     apis,
+    captured_topics,
     entries,
     partitions,
     request_body,
@@ -137,7 +137,7 @@ class ResourceAccesses:
     """
 
     def __init__(self, facts: WorkloadFacts) -> None:
-        self._names = CapturedTopics(facts)
+        self._names = captured_topics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
         self._in_session: dict[int, set[Names]] = {}  # fetch session -> topics
         self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
@@ -176,7 +176,7 @@ class ResourceAccesses:
         for field in iter_fields(request):
             kind, values, around = field.kind, field.values, field.around
             if kind is FieldKind.TOPIC_ID and not around.topic:
-                kind, values = FieldKind.TOPIC, [self._names.get(each) for each in values]
+                kind, values = FieldKind.TOPIC, [self._names.by_id.get(each) for each in values]
             if kind is FieldKind.PARTITION:
                 name = self._names.name(around.topic, around.topic_id)
                 logs |= dict.fromkeys((name, each) for each in values)

@@ -11,15 +11,8 @@ from dataclasses import dataclass, field
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay import model
-from kdissect.replay.comparison import latency
+from kdissect.replay.comparison import kinds, latency
 from kdissect.replay.comparison.judge import Answers, end_findings, judge_run, unanswered
-from kdissect.replay.comparison.kinds import (
-    Explainer,
-    Releases,
-    allow_changes,
-    captured_ranges,
-    find_kinds,
-)
 from kdissect.replay.fields import FieldTable, built_in_fields
 from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
@@ -212,27 +205,19 @@ class _Session:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
         notes to the results."""
         answers, outcomes, against = results.run.answers, results.outcomes, self.against
-        state = None if answers is None else answers.state
-        settings = {} if state is None else state.settings
-        if not settings and not results.run.ended:
-            settings = await read_settings(self.target)
+        captured = against.versions if against else kinds.captured_ranges(self.plan.workload)
+        releases = kinds.Releases.between(captured, self.target.versions)
         if answers is not None:
             controls = [each.answers for each in self.controls if each.answers is not None]
             references = controls if against else []
-            self.notes += judge_run(answers, controls, references, self.options.table)
+            self.notes += judge_run(answers, controls, references, self.options.table, releases)
             results.findings = end_findings(answers, controls, references)
-            unread = {} if state is None else state.unread
+            unread = {} if answers.state is None else answers.state.unread
+            excused = [finding for control in controls for finding in control.findings]
             self.notes += [
                 *(f"the end state of {of} could not be read: {why}" for of, why in unread.items()),
-                *(
-                    f"a control run: {finding_text(one)}"
-                    for each in controls
-                    for one in each.findings
-                ),
+                *(f"a control run: {finding_text(each)}" for each in excused),
             ]
-        captured = against.versions if against else captured_ranges(self.plan.workload)
-        releases = Releases.between(captured, self.target.versions)
-        allow_changes(releases, outcomes)
         if model.LATENCY in self.options.fail_on:
             results.findings += self._slower(outcomes)
         if (baseline := self.options.baseline) is not None:
@@ -240,13 +225,13 @@ class _Session:
             results.findings = baseline.new(results.findings)
             results.reference, results.reference_name = "an earlier run", baseline.path
         if against is not None:
-            results.reference, results.reference_name = (
-                "the answers of another target",
-                str(against),
-            )
+            results.reference = "the answers of another target"
+            results.reference_name = str(against)
         self.notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.releases = releases.then, releases.now
-        results.kinds, results.follows = find_kinds(outcomes, Explainer(releases, settings))
+        settings = {} if results.run.ended else await read_settings(self.target)
+        explainer = kinds.Explainer(releases, settings)
+        results.kinds, results.follows = kinds.find_kinds(outcomes, explainer)
 
     def _slower(self, outcomes: list[model.Outcome]) -> list[model.Difference]:
         """Findings about latencies; notes say what they do not prove."""

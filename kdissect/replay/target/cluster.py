@@ -19,16 +19,10 @@ from kdissect.protocol.releases import taken
 from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 from kdissect.replay.translation.id_map import Cluster
-from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, partitions
+from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, partitions
 
 _ONE_COORDINATOR = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
-_LOADING = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    }
-)
+_LOADING = codes("COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR")
 READY_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0

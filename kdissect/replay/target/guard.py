@@ -28,7 +28,7 @@ from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import await_partitions
 from kdissect.replay.translation.id_map import IN_SYNC, limited
-from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY, error_codes
+from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY, codes, error_codes
 from kdissect.text import plural, visible
 
 Address = tuple[str, int]
@@ -45,9 +45,7 @@ SHOWN_NAMES = 40
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
 _CREATE_TIMEOUT_MS, _DELETE_TIMEOUT_MS = 30_000, 10_000
 _NOT_SAID = int(ErrorCode.UNKNOWN_SERVER_ERROR)
-_ABSENT = frozenset(
-    {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND}
-)
+_ABSENT = codes("NONE UNKNOWN_TOPIC_OR_PARTITION GROUP_ID_NOT_FOUND")
 
 
 def parse_allow(values: Iterable[str]) -> frozenset[str]:

@@ -24,15 +24,7 @@ from typing import Any, NamedTuple
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.batches import (
-    Batch,
-    BatchHeader,
-    aborted,
-    batches_of,
-    content_digest,
-    has_append_time,
-    headers,
-)
+from kdissect.replay import batches
 from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
@@ -188,13 +180,13 @@ class _Reader:
         """The log with its batches; without them if it cannot be read to its end."""
         leader, _ = self._target.cluster.leaders[log]
         offset, size = extent.start, 0
-        seen, stored = list[BatchHeader](), list[StoredBatch]()
+        seen, stored = list[batches.BatchHeader](), list[StoredBatch]()
         while offset < extent.end:
             asked = _fetch(log, offset)
             body = await self._target.ask(ApiKey.FETCH, asked, leader, last=_FETCH_BY_NAME)
             _, _, partition = next(messages.partitions(body), (None, 0, {}))
             data, reached = partition.get("records") or b"", offset
-            for batch in batches_of(data):
+            for batch in batches.batches_of(data):
                 if batch.header.last_offset >= offset:
                     reached = batch.header.last_offset + 1
                     seen.append(batch.header)
@@ -207,9 +199,9 @@ class _Reader:
                 self.state.unread[f"{log[0]}-{log[1]}"] = f"{why} at offset {offset}"
                 return extent
             offset = reached
-        hidden = {each.base_offset for each in aborted(seen)}
-        batches = (each._replace(is_aborted=each.base_offset in hidden) for each in stored)
-        return LogContent(extent.start, extent.end, tuple(batches))
+        hidden = {each.base_offset for each in batches.aborted(seen)}
+        found = (each._replace(is_aborted=each.base_offset in hidden) for each in stored)
+        return LogContent(extent.start, extent.end, tuple(found))
 
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
@@ -270,11 +262,11 @@ class _Reader:
                 self.state.facts["transaction", name] = state
 
 
-def _stored(batch: Batch) -> StoredBatch:
+def _stored(batch: batches.Batch) -> StoredBatch:
     header, is_new = batch.header, batch.header.magic == 2
-    digest = content_digest(batch.data) if is_new else 0
-    has_time, records = is_new and has_append_time(batch.data), max(header.record_count, 0)
-    return StoredBatch(header.base_offset, records, digest, False, has_time)
+    digest = batches.content_digest(batch.data) if is_new else 0
+    has_time = is_new and batches.has_append_time(batch.data)
+    return StoredBatch(header.base_offset, max(header.record_count, 0), digest, False, has_time)
 
 
 def _fetch(log: Log, offset: int) -> Body:
@@ -289,7 +281,7 @@ def _fetch(log: Log, offset: int) -> Body:
 def starting_facts(plan: ReplayPlan) -> dict[Subject, int]:
     """The facts that the answers to the requests of a plan depend on, beside what these write:
     topics, commits, and ``("log", topic, partition)``, the number of records in it."""
-    topics, names = dict[Subject, int](), messages.CapturedTopics(plan.workload.facts)
+    topics, names = dict[Subject, int](), messages.captured_topics(plan.workload.facts)
     steps = [step for step in plan.steps if step.skipped is None]
     used = {resource for step in steps for resource, _ in step.accesses}
     for topic in topics_to_make(plan):
@@ -311,7 +303,7 @@ def starting_facts(plan: ReplayPlan) -> dict[Subject, int]:
         request, response = messages.bodies(step.exchange)
         if step.exchange.api_key == ApiKey.FETCH:
             for log, partition in names.logs(response):
-                found = headers(partition["records"] or b"")
+                found = batches.headers(partition["records"] or b"")
                 for each in found if log[0] not in internal else ():
                     is_whole = not each.is_control and not each.is_partial
                     if is_whole and each.base_offset < written.get(log, math.inf):

@@ -303,7 +303,7 @@ def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID:
         ids.groups.forgotten(*member_of(step.exchange))
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:
-        ids.groups.members[member_of(step.exchange)] = answer["member_id"]
+        ids.groups.learn(*member_of(step.exchange), answer["member_id"])
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
         epoch = bodies(step.exchange)[0]["member_epoch"]
         ids.groups.followed(*member_of(step.exchange), epoch, answer)

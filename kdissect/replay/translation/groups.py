@@ -27,11 +27,11 @@ _EPOCH_MAX = 0x7FFFFFFF
 
 class Groups:
     """Keys are the capture's groups, members, generations and epochs; values the target's, but for
-    `_assignments`, which are the captured leader's."""
+    `captured`, and `_assignments`, which are the captured leader's."""
 
     def __init__(self) -> None:
         self.members: dict[tuple[str, str], str] = {}  # (group, member id) -> member id
-        self.earlier: dict[tuple[str, str], str] = {}  # (group, the target's earlier id) -> id
+        self.captured: dict[tuple[str, str], str] = {}  # (group, the target's id) -> first id
         self._generations: dict[tuple[str, int], int] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
@@ -49,9 +49,13 @@ class Groups:
         (KIP-1082), and it stays as captured."""
         return self.members.get((group, captured), captured)
 
+    def learn(self, group: str, captured: str, target: str) -> None:
+        """The member has this id at the target; two of the capture may have one there."""
+        self.members[group, captured] = target
+        self.captured.setdefault((group, target), captured)
+
     def forgotten(self, group: str, captured: str) -> None:
         """The coordinator has forgotten the id of a member, which asks for another one."""
-        self.earlier[group, self.member(group, captured)] = captured
         self.members[group, captured] = ""
 
     def generation(self, group: str, member: str, captured: int) -> int:
@@ -101,7 +105,7 @@ class Groups:
             return
         group = request["group_id"]
         if captured["member_id"] and answer["member_id"]:
-            self.members[group, captured["member_id"]] = answer["member_id"]
+            self.learn(group, captured["member_id"], answer["member_id"])
         if captured["error_code"] == 0 and answer["error_code"] == 0:
             generation = captured["generation_id"]
             self._generations[group, generation] = answer["generation_id"]
@@ -114,7 +118,7 @@ class Groups:
         group = request["group_id"]
         member = captured["member_id"] or request["member_id"]
         if answer["member_id"] and member:
-            self.members[group, member] = answer["member_id"]
+            self.learn(group, member, answer["member_id"])
         self.followed(group, member, captured["member_epoch"], answer)
 
     def followed(self, group: str, member: str, captured_epoch: int, answer: Body) -> None:

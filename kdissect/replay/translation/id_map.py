@@ -7,9 +7,10 @@ Keys are the capture's, with names before `--rename`; those of `Cluster` are the
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -20,9 +21,9 @@ from kdissect.replay.model import ADMIN, Broker, Exchange, Log, ReplayPlan, Step
 from kdissect.replay.translation.groups import Entries, Groups, ShareSessions
 from kdissect.replay.workload.messages import (
     Body,
-    CapturedTopics,
     TopicNames,
     bodies,
+    captured_topics,
     decoded,
     entries,
 )
@@ -75,8 +76,10 @@ class IdMap:
         self.shifts: dict[tuple[int, Log], int] = {}
         self.may_create = ADMIN in plan.options.allow
         self.captured_nodes = sorted(plan.workload.facts.brokers)
-        self.names = CapturedTopics(plan.workload.facts)
-        self.target_topics = TargetTopics(self)
+        self.names = captured_topics(plan.workload.facts)
+        # a captured id may come back as it is, from a target that has no such topic
+        by_id = ChainMap(self.target.names, self.names.by_id)
+        self.target_topics = TopicNames(by_id, partial(self.captured_name, "topic"))
         self.renames = self.options.renames
         self.old_names = {(kind, new): old for (kind, old), new in self.renames.items()}
         for step in plan.steps:
@@ -120,7 +123,7 @@ class IdMap:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""
         if captured in self.topic_ids or captured == ZERO_UUID:
             return self.topic_ids.get(captured, captured)
-        name = self.names.get(captured)
+        name = self.names.by_id.get(captured)
         return None if name is None else self.target.topic_ids.get(self.topic(name))
 
     def node(self, captured: int) -> int:
@@ -152,21 +155,6 @@ class IdMap:
         """The decoded answer in the version that was sent; None if it cannot be decoded. It is
         shared: do not change it."""
         return decoded(frame, "response", step.exchange.api_key, self.api_version(step))
-
-
-class TargetTopics(TopicNames):
-    """The captured names of topics in the target's messages."""
-
-    def __init__(self, ids: IdMap) -> None:
-        self._ids = ids
-
-    def name(self, name: str | None, topic_id: UUID | None) -> str:
-        ids = self._ids
-        if name or topic_id is None:
-            return ids.captured_name("topic", name or "")
-        if topic_id in ids.target.names:
-            return ids.captured_name("topic", ids.target.names[topic_id])
-        return ids.names.name("", topic_id)
 
 
 @dataclass(eq=False)

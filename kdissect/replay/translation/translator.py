@@ -223,7 +223,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     if found is not None:
         return found
     was_refused = ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response_body(step.exchange))
-    if value in ids.target.names or value in ids.names or was_refused:
+    if value in ids.target.names or value in ids.names.by_id or was_refused:
         return value  # the target's own, or it is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture has the name of topic id {value}")
 

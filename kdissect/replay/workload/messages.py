@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -147,13 +146,25 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
             yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
 
 
-class TopicNames(ABC):
-    """The captured names of topics in the messages of one side."""
+class TopicNames:
+    """The captured names of topics in the messages of one side.
 
-    @abstractmethod
+    by_id: names there, by the ids of topics. captured: the captured name for one of that side.
+    """
+
+    def __init__(
+        self, by_id: MutableMapping[UUID, str], captured: Callable[[str], str] = lambda name: name
+    ) -> None:
+        self.by_id, self._captured = by_id, captured
+
     def name(self, name: str | None, topic_id: UUID | None) -> str:
         """The captured name of a topic that a message names or identifies; an unknown id as
         text."""
+        if not name and topic_id is not None and topic_id.int:
+            name = self.by_id.get(topic_id)
+            if name is None:
+                return str(topic_id)
+        return self._captured(name or "")
 
     def of(self, topic: Body) -> str:
         """The name of a topic's struct."""
@@ -165,17 +176,10 @@ class TopicNames(ABC):
             yield (self.of(topic), number), partition
 
 
-class CapturedTopics(TopicNames, dict[UUID, str]):
-    """In captured messages: the names of topics by their ids."""
-
-    def __init__(self, facts: WorkloadFacts) -> None:
-        topics = facts.topics.values()
-        super().__init__((UUID(each), topic.name) for topic in topics for each in topic.topic_ids)
-
-    def name(self, name: str | None, topic_id: UUID | None) -> str:
-        if name or topic_id is None or topic_id.int == 0:
-            return name or ""
-        return self.get(topic_id, str(topic_id))
+def captured_topics(facts: WorkloadFacts) -> TopicNames:
+    """The names of topics in captured messages."""
+    topics = facts.topics.values()
+    return TopicNames({UUID(each): topic.name for topic in topics for each in topic.topic_ids})
 
 
 def errors(body: Body, *around: Body) -> Iterator[tuple[tuple[Body, ...], str, int]]:

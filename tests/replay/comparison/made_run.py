@@ -59,7 +59,7 @@ class Run:
         """The target's facts, as answers have shown them."""
         ids = IdMap(self.plan)
         for topic, topic_id, partitions in self.topics:
-            ids.names[topic_id] = ids.target.names[topic_id] = topic
+            ids.names.by_id[topic_id] = ids.target.names[topic_id] = topic
             ids.target.topic_ids[topic] = topic_id
             ids.target.topics[topic] = partitions
             ids.target.leaders |= {(topic, number): (1, 0) for number in range(partitions)}

@@ -265,7 +265,7 @@ def test_a_topic_id_is_a_name() -> None:
     one = plan_of(metadata(12, [0], topic_id=captured))
     one.workload.facts.topics["t"] = TopicFacts("t", [str(captured)])
     ids = IdMap(one)
-    ids.target.names = {UUID(int=5): "t", other: "another"}
+    ids.target.names.update({UUID(int=5): "t", other: "another"})
     for topic_id, found in ((UUID(int=5), []), (other, [("topics[t].topic_id", "t", "another")])):
         answer = encode_message(metadata(12, [0], topic_id=topic_id))
         outcome = Outcome(one.steps[0], answer=answer)

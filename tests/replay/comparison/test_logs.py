@@ -44,9 +44,13 @@ def damaged(data: bytes) -> bytes:
 def test_batches_of_an_answer_ascend(
     records: bytes, said: list[tuple[str, str]], is_disorder: bool
 ) -> None:
-    """is_disorder: whether a compacted log, which may leave offsets out, is at fault too."""
+    """is_disorder: whether a compacted log, which may leave offsets out, is at fault too. A gap
+    where nothing was written is none."""
     run = Run()
     run.fetch(1, 0, records, 6)
+    assert bool(run.said()) is is_disorder
+    for base in (0, 2, 4):
+        run.produce(0, base, batch(base))
     assert [each[1:] for each in run.said()] == [
         (f"{RECORDS}[offset {at}]", found) for at, found in said
     ]

@@ -164,7 +164,7 @@ def test_each_node_has_a_share_session_of_its_own() -> None:
     )
     t.ids.topic_ids[TOPIC_ID] = TOPIC_ID
     t.ids.target.names[TOPIC_ID] = "t"
-    t.ids.names[TOPIC_ID] = "t"
+    t.ids.names.by_id[TOPIC_ID] = "t"
     told = []
     for step in t.ids.plan.steps:
         frame = t.request(step)

@@ -128,10 +128,10 @@ def test_a_member_whose_id_is_forgotten_asks_for_another_one() -> None:
     request = a_request(ApiKey.JOIN_GROUP, 5, **names)
     captured = a_response(ApiKey.JOIN_GROUP, 5, member_id="m", generation_id=1)
     translator, (step,) = translated(exchange(0, request, 0, 1, captured))
-    translator.ids.groups.members["g", "m"] = "old"
+    translator.ids.groups.learn("g", "m", "old")
     for code, given, next_id in ((25, "old", ""), (79, "new", "new")):
         answer = a_response(ApiKey.JOIN_GROUP, 5, error_code=code, member_id=given)
         assert sent_again(translator, step, answer)
         assert sent(translator, step)["member_id"] == next_id
     assert translator.ids.groups.members["g", "m"] == "new"
-    assert translator.ids.groups.earlier == {("g", "old"): "m"}  # both ids are one member's
+    assert translator.ids.groups.captured["g", "old"] == "m"  # both ids are one member's
