@@ -152,7 +152,7 @@ class SkipCode(Enum):
     NOT_ALLOWED = "not_allowed"  # a writing class that --allow does not name
     NOT_CAPTURED = "not_captured"  # the request is not there whole, or cannot be rebuilt
     UNKNOWN_API = "unknown_api"  # no definition: it cannot be translated
-    API_VERSION = "api_version"  # the target does not speak this api_version: a finding
+    API_VERSION = "api_version"  # the target does not speak this api_version: a difference
     OTHER_PRINCIPAL = "other_principal"  # refused to another user than the replay logs in as
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
     NOT_READY = "not_ready"  # refused in the capture without effect; with acks > 0 sent again

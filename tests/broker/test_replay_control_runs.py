@@ -70,7 +70,7 @@ def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path:
         host, port = parse_address(broker.address)
         target = Target(host, port)
         await target.probe()
-        state = await read_state(target, topics, [("commit", group) for group in groups])
+        state = await read_state(target, topics, {("commit", group): () for group in groups})
         target.close()
         return state
 

@@ -21,7 +21,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import content_digest
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, Readers, count_text
 from kdissect.replay.model import END_STATE, FOREVER_NS, Contradiction, Difference, Reply
-from kdissect.replay.target.state import LogContent, State, Subject, Value
+from kdissect.replay.target.state import GONE, LogContent, State, Subject, Value
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, entries
 from kdissect.text import plural
@@ -31,7 +31,7 @@ _BY_REFERENCE = "by the reference"
 _SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
 _SET = 0  # operation of IncrementalAlterConfigs
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort")
-_GONE, _A_TOPIC = "none", "a topic"  # values: there is none; of an unknown number of partitions
+_A_TOPIC = "a topic"  # the value of one with an unknown number of partitions
 
 # A subject is a kind and its names; as text:
 _NAMES = {
@@ -102,19 +102,11 @@ class Claims:
         known = self._claims.get(subject, ())
         self._claims[subject] = [*(each for each in known if each.last_ns > claim.sent_ns), claim]
 
-    def _is_gone(self, subject: Subject) -> bool:
-        return subject in self._claims and self._claims[subject][-1].value == _GONE
-
     def _forget(self, kind: str, place: int, names: Collection[str]) -> None:
         """Forget the claims of a kind about these names, which stand at a place of the subject."""
         for subject in [each for each in self._claims if each[0] == kind]:
             if subject[place] in names:
                 del self._claims[subject]
-
-    @property
-    def gone(self) -> set[str]:
-        """Topics that the run deleted at last."""
-        return {each[1] for each in self._claims if each[0] == "topic" and self._is_gone(each)}
 
     @property
     def decided(self) -> dict[Subject, list[Value | None]]:
@@ -128,7 +120,8 @@ class Claims:
         """A request that creates topics may bring back one that was deleted."""
         if reply.request.get("allow_auto_topic_creation", True):
             for name in map(self._topics.of, entries(reply.request["topics"])):
-                if self._is_gone(("topic", name)):
+                *_, last = self._claims.get(("topic", name), [_UNKNOWN])
+                if last.value == GONE:
                     del self._claims["topic", name]
 
     def _create(self, reply: Reply) -> None:
@@ -157,7 +150,7 @@ class Claims:
         asked = [{"name": each} for each in entries(reply.request.get("topic_names"))]
         asked += entries(reply.request.get("topics"))
         for name in map(self._topics.of, asked) if reply.answer is None else done:
-            self._claim(reply, None if reply.answer is None else _GONE, "topic", name)
+            self._claim(reply, None if reply.answer is None else GONE, "topic", name)
             self._logs.forget_topic(name)
             self._forget("config", 1, {name})
             self._forget("commit", 2, {name})  # the groups' offsets go with the topic
@@ -203,7 +196,7 @@ class Claims:
         self._forget("commit", 1, {self._name("group", each) for each in named})
         for each in entries(reply.body.get("results")):  # of DeleteGroups
             if not each["error_code"]:
-                self._claim(reply, _GONE, "group", self._name("group", each["group_id"]))
+                self._claim(reply, GONE, "group", self._name("group", each["group_id"]))
 
     def _begin(self, reply: Reply) -> None:
         """A request that is part of a transaction."""
@@ -338,7 +331,7 @@ def compare_states(state: State, references: Sequence[State]) -> list[Difference
     """Findings where a state is like none of the reference's."""
     found, *others = (_comparable(each, state) for each in (state, *references))
     subjects = found.keys() | {subject for each in others for subject in each}
-    expected = {subject: [each.get(subject, _GONE) for each in others] for subject in subjects}
+    expected = {subject: [each.get(subject, GONE) for each in others] for subject in subjects}
     return list(_differing(found, expected, _BY_REFERENCE))
 
 
@@ -364,8 +357,8 @@ def _differing(
 ) -> Iterator[Difference]:
     """Findings where a fact is none of those expected of its subject."""
     for subject, wanted in sorted(expected.items()):
-        value = found.get(subject, _GONE)
-        is_some = _A_TOPIC in wanted and value != _GONE
+        value = found.get(subject, GONE)
+        is_some = _A_TOPIC in wanted and value != GONE
         if value not in wanted and not is_some:
             texts = dict.fromkeys(_text(subject, each) for each in wanted)
             text = _text(subject, value)

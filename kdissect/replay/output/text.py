@@ -134,7 +134,7 @@ def timestamp(time_ns: int) -> str | None:
 
 
 def followers_text(followers: Sequence[Mapping[str, Any]]) -> str:
-    """The exchanges that follow from a finding, with their errors and fields."""
+    """The exchanges that follow from one kind of differences, with their errors and fields."""
     listed = ", ".join(f"{each['exchanges']} {each['api_name']} {each['what']}"
                        for each in followers)  # fmt: skip
     count = plural(sum(each["exchanges"] for each in followers), "exchange")

@@ -265,9 +265,8 @@ async def _read_back(planned: PlannedRun, answers: Answers) -> None:
     ids, claims, names = answers.ids, answers.claims, planned.effects.names("topic")
     topics = [ids.captured_name("topic", name) for name in names]
     if topics or claims.decided:
-        state = await read_state(
-            planned.target, topics, claims.decided, gone=claims.gone, renames=ids.renames
-        )
+        target, expected = planned.target, claims.decided
+        state = await read_state(target, topics, expected, renames=ids.renames)
         planned.target.close()
         held = [name for name in names if planned.existing.get(("topic", name))]
         answers.end_in(state, {ids.captured_name("topic", name) for name in held})

@@ -17,7 +17,7 @@ digest of its records stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ _COMMIT_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
 
 Subject = tuple[Any, ...]
 Value = str | int
+GONE = "none"  # the value where there should be no fact
 
 
 class StoredBatch(NamedTuple):
@@ -86,25 +87,26 @@ class State:
 async def read_state(
     target: Target,
     topics: Iterable[str],
-    subjects: Collection[Subject],
+    expected: Mapping[Subject, Sequence[Value | None]],
     *,
-    gone: Iterable[str] = (),
     renames: Mapping[tuple[str, str], str] | None = None,
     with_records: bool = True,
 ) -> State:
-    """Read the state of topics of the capture, and of the groups and transactional ids of subjects.
+    """Read the state of topics of the capture, and of expected groups and transactional ids.
 
-    gone: topics that were deleted; deletion takes a moment. renames: as in `TranslateOptions`.
-    Parts that the target does not answer are in `State.unread`.
+    Waits a moment for the deletion of topics that are expected to be `GONE`.
+
+    renames: as in `TranslateOptions`. Parts that the target does not answer are in `State.unread`.
     """
     reader = _Reader(target, renames or {})
+    gone = [each[1] for each, values in expected.items() if each[0] == "topic" and GONE in values]
     await reader.attempt("topics", reader.topics(topics, gone))
     await reader.attempt("logs", reader.logs())
     if with_records:
         await reader.attempt("records", reader.records())
         await reader.attempt("configs", reader.configs())
     names = {
-        kind: sorted({each[1] for each in subjects if each[0] == kind})
+        kind: sorted({each[1] for each in expected if each[0] == kind})
         for kind in ("group", "commit", "transaction")
     }
     if names["group"]:
@@ -344,7 +346,8 @@ async def find_missing(
     if not needed:
         return []
     topics = {each[2 if each[0] == "commit" else 1] for each in needed}
-    found = await read_state(target, topics, needed.keys(), renames=renames, with_records=False)
+    subjects = dict.fromkeys(needed, ())
+    found = await read_state(target, topics, subjects, renames=renames, with_records=False)
     sizes = {("log", *log): content.end - content.start for log, content in found.logs.items()}
     there = {**found.facts, **sizes}
     lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]

@@ -35,7 +35,7 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[State, int]:
     async def run(port: int) -> State:
         target = Target("127.0.0.1", port)
         await target.probe()
-        state = await read_state(target, ["orders"], [])
+        state = await read_state(target, ["orders"], {})
         target.close()
         return state
 
