@@ -93,13 +93,18 @@ class LatencyTest(NamedTuple):
         return Difference(LATENCY, (self.api_name,), then, now, note=note)
 
 
-def latencies_of(outcomes: Sequence[Outcome]) -> dict[int, int]:
-    """Latencies of answered requests that were sent once."""
-    return {
-        each.step.number: each.latency_ns
-        for each in outcomes
-        if each.latency_ns > 0 and not each.earlier
-    }
+def slower(
+    plan: ReplayPlan, outcomes: Sequence[Outcome], controls: Sequence[Sequence[Outcome]]
+) -> tuple[list[Difference], list[str]]:
+    """Findings about the latencies of a run beside those of control runs, or else the captured
+    ones; and notes, which say what they do not prove."""
+    of_run, *of_controls = (
+        {one.step.number: one.latency_ns for one in each if one.latency_ns > 0 and not one.earlier}
+        for each in (outcomes, *controls)
+    )
+    tests = compare_latencies(plan, of_controls or [captured_latencies(plan)], of_run)
+    notes = notes_of(tests, control_count=len(controls))
+    return [each.finding() for each in tests if each.is_slower], notes
 
 
 def captured_latencies(plan: ReplayPlan) -> dict[int, int]:

@@ -219,7 +219,10 @@ class _Session:
                 *(f"a control run: {finding_text(each)}" for each in excused),
             ]
         if model.LATENCY in self.options.fail_on:
-            results.findings += self._slower(outcomes)
+            controls_of = [each.outcomes for each in self.controls]
+            slower, notes = latency.slower(self.plan, outcomes, controls_of)
+            results.findings += slower
+            self.notes += notes
         if (baseline := self.options.baseline) is not None:
             baseline.accept(outcomes)
             results.findings = baseline.new(results.findings)
@@ -232,17 +235,6 @@ class _Session:
         settings = {} if results.run.ended else await read_settings(self.target)
         explainer = kinds.Explainer(releases, settings)
         results.kinds, results.follows = kinds.find_kinds(outcomes, explainer)
-
-    def _slower(self, outcomes: list[model.Outcome]) -> list[model.Difference]:
-        """Findings about latencies; notes say what they do not prove."""
-        controls = [latency.latencies_of(each.outcomes) for each in self.controls]
-        tests = latency.compare_latencies(
-            self.plan,
-            controls or [latency.captured_latencies(self.plan)],
-            latency.latencies_of(outcomes),
-        )
-        self.notes += latency.notes_of(tests, control_count=len(controls))
-        return [each.finding() for each in tests if each.is_slower]
 
 
 # -- around a run -----------------------------------------------------------------------------
