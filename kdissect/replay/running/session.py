@@ -74,7 +74,7 @@ async def replay(
     """
     session = _Session(plan, target, against, options, watch or _unheard, say or _unheard)
     try:
-        return await session.run()
+        return await session.results()
     finally:
         for each in (against, target):
             if each is not None:
@@ -101,63 +101,63 @@ class _Session:
     notes: list[str] = field(default_factory=list)
     controls: list[RunResult] = field(default_factory=list)
 
-    async def run(self) -> Results:
+    async def results(self) -> Results:
         """Do all runs in their order, and compare the one that counts with the others."""
         planned = plan_runs(self.plan, self.target, self.against, self.options)
         if not self.options.reset:  # all are looked at before the first request of the workload
             for each in planned:
                 if reason := await self._prepare(each):
-                    return self._results(not_begun(self.plan, reason))
-        finished: RunResult | None = None
+                    return self._unjudged(not_begun(self.plan, reason))
+        counting: RunResult | None = None
         for each in planned:
-            run = await self._run(each)
+            result = await self._do(each)
             self.notes += await each.delete_made()
-            if run.is_interrupted or run.answers is None:  # the replay is over
-                if each.is_control and finished is None:
-                    return self._results(run)
-                finished = finished or run
-                finished.ended, finished.is_interrupted = run.ended, run.is_interrupted
+            if result.is_interrupted or result.answers is None:  # the replay is over
+                if each.is_control and counting is None:
+                    return self._unjudged(result)
+                counting = counting or result
+                counting.ended, counting.is_interrupted = result.ended, result.is_interrupted
                 break
             if not each.is_control:
-                finished = run
+                counting = result
                 continue
-            self.controls.append(run)
-            if run.ended:
-                self.notes.append(f"{each.name} ended early: {run.ended}")
-        assert finished is not None
-        results = self._results(finished)
+            self.controls.append(result)
+            if result.ended:
+                self.notes.append(f"{each.name} ended early: {result.ended}")
+        assert counting is not None
+        results = self._unjudged(counting)
         await self._compare(results)
         return results
 
     # -- before a run -----------------------------------------------------------------------------
 
-    async def _prepare(self, run: PlannedRun) -> str:
+    async def _prepare(self, planned: PlannedRun) -> str:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
         begin, or ""."""
         options = self.options
         resetting = "resetting and " if options.reset else ""
-        self.watch(f"{run.name}: {resetting}probing {run.target}")
+        self.watch(f"{planned.name}: {resetting}probing {planned.target}")
         try:
             if options.reset:
-                await run.reset(options.reset)
-            await run.target.probe()
+                await planned.reset(options.reset)
+            await planned.target.probe()
             if guard.SAME_CLUSTER not in self.plan.options.allow:
-                guard.check_cluster(self.plan.workload.facts, run.target)
-            run.existing = await guard.find_existing(run.target, run.effects)
+                guard.check_cluster(self.plan.workload.facts, planned.target)
+            planned.existing = await guard.find_existing(planned.target, planned.effects)
         except EnvironmentFailed as error:
             return str(error)
         if not options.into_existing:
-            guard.check_existing(run.target, run.existing)
-        if not run.is_control:
-            await self._compare_start(run)
+            guard.check_existing(planned.target, planned.existing)
+        if not planned.is_control:
+            await self._compare_start(planned)
         return ""
 
-    async def _compare_start(self, run: PlannedRun) -> None:
+    async def _compare_start(self, planned: PlannedRun) -> None:
         """Say what the target lacks of the state that captured answers depend on."""
         lines = await find_missing(
-            run.target,
+            planned.target,
             starting_facts(self.plan),
-            run.options.renames,
+            planned.options.renames,
             makes_topics=self.options.makes_topics,
         )
         if len(lines) > LACKS_MAX:
@@ -168,7 +168,7 @@ class _Session:
 
     # -- a run ------------------------------------------------------------------------------------
 
-    async def _run(self, planned: PlannedRun) -> RunResult:
+    async def _do(self, planned: PlannedRun) -> RunResult:
         plan, target, options = self.plan, planned.target, self.options
         if options.reset and (reason := await self._prepare(planned)):
             return not_begun(plan, reason)
@@ -193,13 +193,13 @@ class _Session:
 
     # -- verdicts -------------------------------------------------------------------------------
 
-    def _results(self, run: RunResult) -> Results:
-        for each in run.outcomes:
+    def _unjudged(self, result: RunResult) -> Results:
+        for each in result.outcomes:
             each.judgement = unanswered(each) or model.Judgement()
-            if run.answers is None and each.error:  # it never began, whatever the capture has
+            if result.answers is None and each.error:  # it never began, whatever the capture has
                 each.judgement = model.Judgement(model.Verdict.ERROR, reason=each.error)
         options, notes = self.options, self.notes
-        return Results(self.plan, run, self.target, options.pace, options.fail_on, notes=notes)
+        return Results(self.plan, result, self.target, options.pace, options.fail_on, notes=notes)
 
     async def _compare(self, results: Results) -> None:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
