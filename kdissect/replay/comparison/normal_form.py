@@ -178,7 +178,9 @@ class Normaliser:
                 key, kind = self._element_key(step, of, inner, each, here)
             if self._is_foreign(kind, key):
                 continue
-            elements.add(key, self._struct(step, inner, each, here))
+            tree = self._struct(step, inner, each, here)
+            if key not in elements or not _merges(elements[key], tree, of.key):
+                elements.add(key, tree)
         return elements
 
     def _element_key(
@@ -296,6 +298,19 @@ class Normaliser:
 def _order(value: Any) -> tuple[int, str]:
     """Numbers by size, everything else as text."""
     return (value, "") if isinstance(value, int) else (0, told(value))
+
+
+def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
+    """Add the elements of a second entry to the first one, where both have nothing but sets beside
+    their key: brokers join only neighbouring partitions of a topic in one entry of a Fetch."""
+    names = {name for alternatives in key for name in alternatives}
+    sets = [name for name in tree if name not in names]
+    if not sets or not all(isinstance(tree[name], Keyed) for name in sets):
+        return False
+    for name in sets:
+        for inner, element in tree[name].items():
+            known[name].add(inner, element)
+    return True
 
 
 # -- the comparison of two trees ------------------------------------------------------------------

@@ -118,6 +118,16 @@ def test_order_is_free_and_elements_have_names(plan: ReplayPlan) -> None:
     assert new(found)[0][0] == "api_keys[Produce again]"
 
 
+def test_a_topic_may_have_several_entries(plan: ReplayPlan) -> None:
+    """Brokers join only neighbouring partitions of a topic in one entry."""
+    step = step_named(plan, "Produce")
+
+    def split(body: Body) -> None:
+        body["responses"].append(body["responses"][0] | {"partition_responses": []})
+
+    assert judged(plan, step, split).verdict is Verdict.SAME
+
+
 def test_strict_allows_only_ids_and_order(plan: ReplayPlan) -> None:
     step = step_named(plan, "Metadata")
     changed = judged(plan, step, lambda body: body.update(throttle_time_ms=9), is_strict=True)
