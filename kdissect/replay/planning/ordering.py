@@ -45,24 +45,14 @@ from typing import NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers
 from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
-from kdissect.replay.workload.messages import (
-    NOT_MADE_YET,
-    apis,
-    bodies,
-    captured_topics,
-    codes,
-    entries,
-    error_codes,
-    member_of,
-    request_body,
-    response_body,
-)
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import codes, entries, response_body
 
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
-_CHANGES_TOPICS = apis("CreateTopics DeleteTopics CreatePartitions")
-_SHOWS_TOPICS = apis("Metadata DescribeTopicPartitions")
-_WAITS_FOR_MEMBERS = apis("JoinGroup SyncGroup")
+_CHANGES_TOPICS = messages.apis("CreateTopics DeleteTopics CreatePartitions")
+_SHOWS_TOPICS = messages.apis("Metadata DescribeTopicPartitions")
+_WAITS_FOR_MEMBERS = messages.apis("JoinGroup SyncGroup")
 _READS = frozenset({Mode.READ, Mode.PEEK})
 _WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
 # Mode of a request -> modes of earlier ones that it waits for.
@@ -76,8 +66,8 @@ _MS_NS = 1_000_000
 _GROUP_NS = 5_000_000_000  # until the coordinator has removed a member
 # transaction.abort.timed.out.transaction.cleanup.interval.ms is 10 s by default.
 _TRANSACTION_NS = 15_000_000_000
-_MEMBER_APIS = apis("SyncGroup Heartbeat OffsetCommit")
-_GROUP_APIS = _MEMBER_APIS | apis(
+_MEMBER_APIS = messages.apis("SyncGroup Heartbeat OffsetCommit")
+_GROUP_APIS = _MEMBER_APIS | messages.apis(
     "JoinGroup ListGroups DescribeGroups DeleteGroups OffsetDelete TxnOffsetCommit "
     "ConsumerGroupHeartbeat"
 )
@@ -114,7 +104,7 @@ class _Ordering:
 
     def __init__(self, plan: ReplayPlan, start_ns: int) -> None:
         self.plan, self.steps = plan, plan.steps
-        self.names = captured_topics(plan.workload.facts)
+        self.names = messages.captured_topics(plan.workload.facts)
         self.active = [step for step in plan.steps if step.skipped is None]
         self.waits: dict[int, set[int]] = {}
         self.soft: set[tuple[int, int]] = set()  # what has to be answered, what is sent after it
@@ -214,11 +204,11 @@ class _Ordering:
         answer, which says that they are not there, or have no leader yet."""
         if step.exchange.api_key != ApiKey.METADATA:
             return False
-        request, response = bodies(step.exchange)
+        request, response = messages.bodies(step.exchange)
         if not request.get("topics") or not request.get("allow_auto_topic_creation", True):
             return False
         facts, told = self.plan.workload.facts.topics, entries(response.get("topics"))
-        missing = [each["name"] for each in told if each["error_code"] in NOT_MADE_YET]
+        missing = [each["name"] for each in told if each["error_code"] in messages.NOT_MADE_YET]
         return any(name in facts and facts[name].first_time_ns >= 0 for name in missing)
 
     # -- what only responses show ---------------------------------------------------------------
@@ -230,7 +220,7 @@ class _Ordering:
         for step in self.active:
             if step.exchange.api_key != ApiKey.PRODUCE:
                 continue
-            request, response = bodies(step.exchange)
+            request, response = messages.bodies(step.exchange)
             offsets = {
                 log: partition["base_offset"]
                 for log, partition in self.names.logs(response)
@@ -321,9 +311,9 @@ def _mark_groups(steps: Sequence[Step]) -> None:
         api_key = step.exchange.api_key
         if step.skipped is not None or api_key not in _GROUP_APIS:
             continue
-        name, member = member_of(step.exchange)
+        name, member = messages.member_of(step.exchange)
         if api_key == ApiKey.JOIN_GROUP:
-            timeout_ns = request_body(step.exchange)["session_timeout_ms"] * _MS_NS
+            timeout_ns = messages.request_body(step.exchange)["session_timeout_ms"] * _MS_NS
             timeouts_ns[name] = max(timeout_ns, timeouts_ns.get(name, 0))
             heard_ns[name] = step.at_ns + max(step.exchange.latency_ns, 0)
         elif api_key in _MEMBER_APIS and member:
@@ -347,8 +337,8 @@ def _mark_transactions(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.step_class != TRANSACTIONS or step.skipped is not None:
             continue
-        request, response = bodies(step.exchange)
-        found = set(error_codes(response))
+        request, response = messages.bodies(step.exchange)
+        found = set(messages.error_codes(response))
         for name in step.named("txn"):
             if step.exchange.api_key == ApiKey.INIT_PRODUCER_ID:
                 timeouts_ns[name] = request["transaction_timeout_ms"] * _MS_NS

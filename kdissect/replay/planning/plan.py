@@ -29,48 +29,24 @@ from kdissect.pipeline.filters import fits
 from kdissect.pipeline.selection import duration_ms
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import (
-    PRODUCE,
-    READ,
-    TRANSACTIONS,
-    Connection,
-    Exchange,
-    OptionError,
-    PlanOptions,
-    ReplayPlan,
-    SkipCode,
-    Skipped,
-    Step,
-    Workload,
-)
+from kdissect.replay import model
+from kdissect.replay.model import Exchange, ReplayPlan, SkipCode, Skipped, Step
 from kdissect.replay.planning.ordering import order_steps
 from kdissect.replay.planning.resources import ResourceAccesses, class_of
-from kdissect.replay.workload.messages import (
-    TARGET_OWN_APIS,
-    Body,
-    api_name,
-    are_refusals,
-    codes,
-    entries,
-    error_codes,
-    errors,
-    partitions,
-    request_of,
-    response_body,
-    response_of,
-)
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import Body, are_refusals, entries, errors, response_body
 from kdissect.text import plural
 
 # The principal of the client must not do that.
-_NOT_PERMITTED = codes(
+_NOT_PERMITTED = messages.codes(
     "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_REQUEST_NOT_ALLOWED "
     "DELEGATION_TOKEN_AUTHORIZATION_FAILED"
 )
 
 
-def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
-    options = options or PlanOptions()
+def make_plan(workload: model.Workload, options: model.PlanOptions | None = None) -> ReplayPlan:
+    options = options or model.PlanOptions()
     timed = [
         (at_ns, exchange)
         for connection in workload.connections
@@ -90,7 +66,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
             number=number,
             connection=exchange.connection,
             exchange=exchange,
-            api_name=api_name(exchange.api_key),
+            api_name=messages.api_name(exchange.api_key),
             step_class=step_class,
             at_ns=at_ns - start_ns,
             expects_response=exchange.expects_response,
@@ -113,7 +89,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     return plan
 
 
-def _times(connection: Connection) -> Iterator[int]:
+def _times(connection: model.Connection) -> Iterator[int]:
     """When each request was sent, never before the one ahead of it."""
     return accumulate((each.request_time_ns for each in connection.exchanges), max)
 
@@ -129,22 +105,22 @@ def _not_a_clients(exchange: Exchange) -> Skipped | None:
         if exchange.request is None and exchange.request_missing:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
         return Skipped(SkipCode.TARGET_OWN, "SASL tokens are the target's own")
-    if exchange.api_key in TARGET_OWN_APIS:
+    if exchange.api_key in messages.TARGET_OWN_APIS:
         return Skipped(SkipCode.TARGET_OWN, "authentication is the target's own")
     if exchange.request is None:
         return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-    if request_of(exchange) is None and exchange.api_key != ApiKey.API_VERSIONS:
+    if messages.request_of(exchange) is None and exchange.api_key != ApiKey.API_VERSIONS:
         if catalog.has_version(exchange.api_key, exchange.api_version):
             return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
-        where = f"{api_name(exchange.api_key)} v{exchange.api_version}"
+        where = f"{messages.api_name(exchange.api_key)} v{exchange.api_version}"
         return Skipped(SkipCode.UNKNOWN_API, f"nothing is known of {where}")
     return None
 
 
-def _not_allowed(step: Step, options: PlanOptions) -> Skipped | None:
-    needed = [] if step.step_class == READ else [step.step_class]
-    if step.step_class == TRANSACTIONS and step.exchange.api_key == ApiKey.PRODUCE:
-        needed = [PRODUCE, TRANSACTIONS]
+def _not_allowed(step: Step, options: model.PlanOptions) -> Skipped | None:
+    needed = [] if step.step_class == model.READ else [step.step_class]
+    if step.step_class == model.TRANSACTIONS and step.exchange.api_key == ApiKey.PRODUCE:
+        needed = [model.PRODUCE, model.TRANSACTIONS]
     missing = ",".join(each for each in needed if each not in options.allow)
     return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {missing}") if missing else None
 
@@ -152,8 +128,8 @@ def _not_allowed(step: Step, options: PlanOptions) -> Skipped | None:
 def _refused(step: Step, plan: ReplayPlan) -> Skipped | None:
     """A request that the captured broker refused without effect, or to another principal."""
     response = response_body(step.exchange)
-    is_write = step.step_class != READ
-    if is_write and are_refusals(step.exchange.api_key, set(error_codes(response))):
+    is_write = step.step_class != model.READ
+    if is_write and are_refusals(step.exchange.api_key, set(messages.error_codes(response))):
         reason = "the captured broker was not ready, and the client asked again"
         return Skipped(SkipCode.NOT_READY, reason)
     principal, own = plan.workload.connections[step.connection].principal, plan.options.principal
@@ -193,12 +169,12 @@ def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
     are."""
     if exchange.api_key != ApiKey.PRODUCE:
         return exchange, 0
-    request, response = request_of(exchange), response_of(exchange)
+    request, response = messages.request_of(exchange), messages.response_of(exchange)
     if request is None or response is None:
         return exchange, 0
     answered = {
         (_topic(topic), number): partition["error_code"]
-        for topic, number, partition in partitions(response.body)
+        for topic, number, partition in messages.partitions(response.body)
     }
     refused = {log for log, code in answered.items() if are_refusals(ApiKey.PRODUCE, [code])}
     if not refused or len(refused) == len(answered):
@@ -260,7 +236,7 @@ def parse_pace(text: str, max_gap: str | None = None) -> Pace:
         return Pace(math.inf, gap)
     found = re.fullmatch(r"x(\d+(?:\.\d+)?)", text)
     if not found or not 0 < float(found[1]) <= 1e6:
-        raise OptionError(f"pace {text!r} is none of recorded, max, x2, x0.5 and the like")
+        raise model.OptionError(f"pace {text!r} is none of recorded, max, x2, x0.5 and the like")
     return Pace(float(found[1]), gap)
 
 
@@ -270,7 +246,7 @@ def parse_span(text: str) -> float:
     try:
         return duration_ms(f"{bare}s" if bare[-1:].isdigit() else bare) / 1000
     except ValueError:
-        raise OptionError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
+        raise model.OptionError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
 
 
 def schedule(plan: ReplayPlan, pace: Pace) -> list[int]:

@@ -16,33 +16,12 @@ from collections.abc import Iterator, Mapping
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay import model
 from kdissect.replay.batches import headers
 from kdissect.replay.fields import FieldKind, iter_fields
-from kdissect.replay.model import (
-    ADMIN,
-    GROUPS,
-    PRODUCE,
-    READ,
-    TRANSACTIONS,
-    Exchange,
-    Mode,
-    Resource,
-    ResourceAccess,
-    WorkloadFacts,
-)
-from kdissect.replay.workload.messages import (
-    GROUP_KEY,
-    NOT_MADE_YET,
-    TOPIC_RESOURCE,
-    Body,
-    apis,
-    captured_topics,
-    entries,
-    partitions,
-    request_body,
-    request_of,
-    response_body,
-)
+from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import GROUP_KEY, Body, entries, response_body
 
 Names = tuple[str | int, ...]  # the rest of a resource
 
@@ -51,7 +30,7 @@ Names = tuple[str | int, ...]  # the rest of a resource
 # log, start: of each partition; topic, group, commits, share, txn: of each that the request names.
 # peek: a read that no write waits for; add: a write that commutes with other such writes.
 _ACCESSES: dict[str, dict[str, str]] = {
-    READ: {
+    model.READ: {
         "log peek, start read": "Fetch",  # has the log start, which DeleteRecords moves
         "log read": "ListOffsets OffsetForLeaderEpoch DescribeProducers",
         "": "Metadata DescribeTopicPartitions FindCoordinator DescribeQuorum DescribeConfigs",
@@ -72,8 +51,8 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "quotas read": "DescribeClientQuotas",
         "scram read": "DescribeUserScramCredentials",
     },
-    PRODUCE: {"log write, start peek, txn read": "Produce"},
-    GROUPS: {
+    model.PRODUCE: {"log write, start peek, txn read": "Produce"},
+    model.GROUPS: {
         "group write, groups add": (
             "JoinGroup SyncGroup LeaveGroup "
             "ConsumerGroupHeartbeat ShareGroupHeartbeat StreamsGroupHeartbeat"
@@ -82,11 +61,11 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "group read, commits write, groups add": "OffsetCommit",
         "group read, share write, log peek": "ShareFetch ShareAcknowledge",
     },
-    TRANSACTIONS: {
+    model.TRANSACTIONS: {
         "txn write": "InitProducerId AddPartitionsToTxn AddOffsetsToTxn EndTxn",
         "txn write, group read, commits write, groups add": "TxnOffsetCommit",
     },
-    ADMIN: {
+    model.ADMIN: {
         "log write, start write": "DeleteRecords",
         "topic write, topics add": (
             "CreateTopics DeleteTopics CreatePartitions ElectLeaders AlterPartitionReassignments"
@@ -104,7 +83,7 @@ _ACCESSES: dict[str, dict[str, str]] = {
 }
 _NAMED_AS = {"start": "log", "commits": "group", "share": "group"}
 _NAMED_KINDS = [FieldKind(name) for name in ("topic", "partition", "group", "transactional-id")]
-_CONFIG_APIS = apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
+_CONFIG_APIS = messages.apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
 _ROWS = [
     (catalog.api(name).key, class_name, accesses)
     for class_name, rows in _ACCESSES.items()
@@ -121,12 +100,12 @@ _RULES: dict[int, list[tuple[str, Mode]]] = {
 def class_of(exchange: Exchange) -> str:
     """The class of a request, which `--allow` names."""
     if exchange.api_key == ApiKey.INIT_PRODUCER_ID:
-        if request_body(exchange).get("transactional_id", "") is None:
-            return PRODUCE  # the id of an idempotent producer
+        if messages.request_body(exchange).get("transactional_id", "") is None:
+            return model.PRODUCE  # the id of an idempotent producer
     elif exchange.api_key == ApiKey.PRODUCE:
-        if request_body(exchange).get("transactional_id") is not None:
-            return TRANSACTIONS
-    return _CLASSES.get(exchange.api_key, ADMIN)
+        if messages.request_body(exchange).get("transactional_id") is not None:
+            return model.TRANSACTIONS
+    return _CLASSES.get(exchange.api_key, model.ADMIN)
 
 
 class ResourceAccesses:
@@ -137,7 +116,7 @@ class ResourceAccesses:
     """
 
     def __init__(self, facts: WorkloadFacts) -> None:
-        self._names = captured_topics(facts)
+        self._names = messages.captured_topics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
         self._in_session: dict[int, set[Names]] = {}  # fetch session -> topics
         self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
@@ -147,7 +126,7 @@ class ResourceAccesses:
 
     def of(self, exchange: Exchange) -> tuple[ResourceAccess, ...]:
         """The resources of a request, each once (the stronger mode wins)."""
-        request = request_of(exchange)
+        request = messages.request_of(exchange)
         if request is None:
             return ()
         found: dict[Resource, Mode] = {}
@@ -206,7 +185,7 @@ class ResourceAccesses:
         """Accesses that depend on more than the names in a request."""
         key = exchange.api_key
         if key == ApiKey.PRODUCE:
-            for _, _, partition in partitions(body):
+            for _, _, partition in messages.partitions(body):
                 for header in headers(partition["records"] or b""):
                     if header.producer_id >= 0:
                         yield ("pid", header.producer_id), Mode.READ
@@ -217,7 +196,7 @@ class ResourceAccesses:
                 name = entry.get("name")
                 if (name,) not in named["topic"]:
                     continue
-                is_awaited = entry["error_code"] in NOT_MADE_YET
+                is_awaited = entry["error_code"] in messages.NOT_MADE_YET
                 # who asks after the first answer that shows the topic must not be asked before it
                 if is_awaited or name in self._awaited:
                     yield from self._topic_made(name)
@@ -233,7 +212,7 @@ class ResourceAccesses:
             mode = Mode.READ if key == ApiKey.DESCRIBE_CONFIGS else Mode.WRITE
             for resource in entries(body["resources"]):
                 yield ("config", resource["resource_type"], resource["resource_name"]), mode
-                if resource["resource_type"] == TOPIC_RESOURCE:
+                if resource["resource_type"] == messages.TOPIC_RESOURCE:
                     yield ("topic", resource["resource_name"]), mode
         elif key == ApiKey.FIND_COORDINATOR:
             what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "txn"

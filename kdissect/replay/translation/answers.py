@@ -17,21 +17,8 @@ from kdissect.replay.batches import headers, last_data
 from kdissect.replay.model import Log, Resource, Step
 from kdissect.replay.translation.groups import ShareSession, assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
-from kdissect.replay.workload.messages import (
-    MEMBER_HEARTBEATS,
-    NO_TOPIC,
-    SHARE_APIS,
-    Body,
-    TopicNames,
-    bodies,
-    entries,
-    error_codes,
-    errors,
-    is_transient,
-    member_of,
-    partitions,
-    request_body,
-)
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, Body, entries, error_codes
 
 _OPAQUE = frozenset(("hmac", "token_id", "client_instance_id", "subscription_id"))
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
@@ -133,7 +120,7 @@ def _share_taken(ids: IdMap, step: Step, asked: Body, answer: Body) -> ShareSess
     return session
 
 
-def acquired(topics: TopicNames, response: Body) -> Counter[Log]:
+def acquired(topics: messages.TopicNames, response: Body) -> Counter[Log]:
     """The number of records of each log that a ShareFetch got; none of other APIs."""
     found: Counter[Log] = Counter()
     for log, partition in topics.logs(response):
@@ -181,7 +168,7 @@ LEARNERS: dict[int, Callable[..., None]] = {
 def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
     """What is not ready -> the reason to send the request again. Beside the resources of `_errors`:
     ``("records", topic, partition)`` and ``("member", group, member)``."""
-    asked, captured = bodies(step.exchange)
+    asked, captured = messages.bodies(step.exchange)
     if not captured:
         return {}
     api_key = step.exchange.api_key
@@ -213,7 +200,7 @@ def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, in
     or ``(API name,)``."""
     named = (resource for resource, _ in step.accesses if resource[0] in ("group", "txn"))
     whole = next(named, (step.api_name,))
-    for around, _, code in errors(answer):
+    for around, _, code in messages.errors(answer):
         found: Resource = whole
         for holder in around:
             if topic := ids.target_topics.of(holder):
@@ -228,11 +215,11 @@ def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, in
 
 def _is_transient(ids: IdMap, step: Step, resource: Resource, code: int) -> bool:
     api_key = step.exchange.api_key
-    if api_key in SHARE_APIS and code in _INITIALISING:
+    if api_key in messages.SHARE_APIS and code in _INITIALISING:
         # the state of a share partition is read from its coordinator at first (KIP-932)
         return resource[1:] not in ids.share.ready
-    if not is_transient(api_key, code) or code not in NO_TOPIC:
-        return is_transient(api_key, code)
+    if not messages.is_transient(api_key, code) or code not in messages.NO_TOPIC:
+        return messages.is_transient(api_key, code)
     kind, *log = resource  # the target has it, by its metadata
     name = ids.topic(log[0]) if log else ""
     return name in ids.target.topics and (kind != "log" or (name, log[1]) in ids.target.leaders)
@@ -242,7 +229,7 @@ def _is_idempotent(asked: Body) -> bool:
     """Return whether brokers recognise batches of a Produce that they have written already."""
     return bool(asked) and all(
         header.producer_id >= 0
-        for _, _, partition in partitions(asked)
+        for _, _, partition in messages.partitions(asked)
         for header in headers(partition["records"] or b"")
     )
 
@@ -283,7 +270,7 @@ def _without_assignment(
 ) -> dict[Resource, str]:
     """The coordinator computes assignments some time after a member joins: a member without any
     partition has none yet, if the captured one has."""
-    group, member = member_of(step.exchange)
+    group, member = messages.member_of(step.exchange)
     if (
         answer["error_code"]
         or not is_assigned(assignment_in(captured))
@@ -297,13 +284,13 @@ def _without_assignment(
 def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     """Note what the target has done of a request that is sent again."""
     api_key = step.exchange.api_key
-    if api_key in SHARE_APIS and answer["error_code"] == 0:
-        _share_taken(ids, step, request_body(step.exchange), answer)
+    if api_key in messages.SHARE_APIS and answer["error_code"] == 0:
+        _share_taken(ids, step, messages.request_body(step.exchange), answer)
         ids.share.acknowledged.add(step.number)
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID:
-        ids.groups.forgotten(*member_of(step.exchange))
+        ids.groups.forgotten(*messages.member_of(step.exchange))
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:
-        ids.groups.learn(*member_of(step.exchange), answer["member_id"])
+        ids.groups.learn(*messages.member_of(step.exchange), answer["member_id"])
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
-        epoch = bodies(step.exchange)[0]["member_epoch"]
-        ids.groups.followed(*member_of(step.exchange), epoch, answer)
+        epoch = messages.bodies(step.exchange)[0]["member_epoch"]
+        ids.groups.followed(*messages.member_of(step.exchange), epoch, answer)

@@ -22,34 +22,16 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
+from kdissect.replay import model
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
-from kdissect.replay.model import (
-    DELETE_EXISTING,
-    DroppedField,
-    Resource,
-    SkipCode,
-    Skipped,
-    Step,
-    Untranslatable,
-)
+from kdissect.replay.model import DroppedField, Resource, SkipCode, Skipped, Step, Untranslatable
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.groups import by_topic, in_session, with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.reencode import reencoded
-from kdissect.replay.workload.messages import (
-    DELETING_APIS,
-    GROUP_KEY,
-    SESSION_LOST,
-    TRANSACTION_KEY,
-    Body,
-    bodies,
-    entries,
-    error_codes,
-    member_of,
-    request_body,
-    response_body,
-)
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.messages import GROUP_KEY, Body, entries, response_body
 
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 _ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
@@ -94,7 +76,7 @@ class Translator:
         version = self.ids.api_version(step)
         if version != step.exchange.api_version:
             request, self.dropped[step.number] = reencoded(self.ids, request, version)
-        elif request.body == request_body(step.exchange):
+        elif request.body == messages.request_body(step.exchange):
             return frame
         return encode_message(request)
 
@@ -116,12 +98,13 @@ class Translator:
 
     def _protected(self, step: Step) -> Skipped | None:
         """A request that would delete something of `kept`, also if it names other things too."""
-        if step.exchange.api_key not in DELETING_APIS:
+        if step.exchange.api_key not in messages.DELETING_APIS:
             return None
         for kind in ("topic", "group"):
             for name in (self.ids.name(kind, captured) for captured in step.named(kind)):
                 if (kind, name) in self.ids.kept:
-                    reason = f"{kind} {name} was there before: needs --allow {DELETE_EXISTING}"
+                    needed = f"needs --allow {model.DELETE_EXISTING}"
+                    reason = f"{kind} {name} was there before: {needed}"
                     return Skipped(SkipCode.NOT_ALLOWED, reason)
         return None
 
@@ -145,12 +128,12 @@ class Translator:
         if (answer := self.ids.answer_of(step, frame)) is None:
             self.failed(step)
         else:
-            learn(self.ids, step, *bodies(step.exchange), answer.body)
+            learn(self.ids, step, *messages.bodies(step.exchange), answer.body)
 
     def failed(self, step: Step) -> None:
         """No answer to a step came, or it was not sent."""
         if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
-            answers.lost(self.ids, *bodies(step.exchange), set())
+            answers.lost(self.ids, *messages.bodies(step.exchange), set())
 
     # -- members of groups, for requests of the replay's own --------------------------------------
 
@@ -161,7 +144,7 @@ class Translator:
         whose partitions the broker assigns.
         """
         ids, exchange, captured = self.ids, last.exchange, response_body(last.exchange)
-        group, member = member_of(exchange)
+        group, member = messages.member_of(exchange)
         api_key, version = exchange.api_key, ids.api_version(last)
         body: Body = {
             "group_id": ids.name("group", group),
@@ -222,7 +205,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     found = ids.topic_id(value)
     if found is not None:
         return found
-    was_refused = ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response_body(step.exchange))
+    was_refused = ErrorCode.UNKNOWN_TOPIC_ID in messages.error_codes(response_body(step.exchange))
     if value in ids.target.names or value in ids.names.by_id or was_refused:
         return value  # the target's own, or it is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture has the name of topic id {value}")
@@ -303,7 +286,7 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
 def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; other clients of groups have
     other protocols."""
-    of = request_body(step.exchange).get("protocol_type", "consumer")
+    of = messages.request_body(step.exchange).get("protocol_type", "consumer")
     if of not in (None, "consumer") or not ids.renames:
         return value
     what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
@@ -321,7 +304,8 @@ def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
 
 
 def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
-    named = {GROUP_KEY: "group", TRANSACTION_KEY: "txn"}.get(ref.holder.get("key_type", GROUP_KEY))
+    key_type = ref.holder.get("key_type", GROUP_KEY)
+    named = {GROUP_KEY: "group", messages.TRANSACTION_KEY: "txn"}.get(key_type)
     if named is None:
         raise Untranslatable("only brokers look for the coordinator of a share group's state")
     return ids.name(named, value)
@@ -371,7 +355,7 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
     goes out as it is: the target does not know the session either.
     """
     captured = response_body(step.exchange)
-    if "session_id" not in body or captured.get("error_code") in SESSION_LOST:
+    if "session_id" not in body or captured.get("error_code") in messages.SESSION_LOST:
         return body
     if body["session_epoch"] < 0:
         return {**body, "session_id": 0}
