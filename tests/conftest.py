@@ -1,7 +1,6 @@
 """Fixtures and settings of all tests."""
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -103,17 +102,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{SKIPS.name}: {words}: {test}", red=True)
     if skipped != expected:
         terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _frozen_heap() -> Iterator[None]:
-    """Leaves modules and tests out of garbage collections: replay makes one in each run."""
-    gc.collect()
-    gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "unfreeze", lambda: None)  # replay calls it at its end
-        yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -52,10 +52,15 @@ def tables(manifest: Row | None = None, **rows: pa.Table | Iterable[Row]) -> Tab
             schema = schema_of_api(api) if group == "apis" else FIXED_TABLES.get(name)
             value = pa.Table.from_pylist(list(value), schema=schema)
         made[name] = value
-    totals = {"packets": 0, "bytes": 0}
+    of_nothing = {
+        "options": {"ports": [], "keylog": []},
+        "inputs": [],
+        "totals": {"captures": 0, "packets": 0, "bytes": 0},
+        "timings": {},
+    }
     return Tables(
         {name: Table(name, pads.dataset(table)) for name, table in made.items()},
-        {"inputs": [], "totals": totals, **(manifest or {})},
+        of_nothing | (manifest or {}),
     )
 
 
