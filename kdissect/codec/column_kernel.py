@@ -95,6 +95,17 @@ class RunOutcome(NamedTuple):
     surplus: Indices
 
 
+def new_outcome(count: int) -> RunOutcome:
+    """The result of messages that are not decoded yet."""
+    return RunOutcome(
+        np.zeros(count, np.int8),
+        np.zeros(count, np.int64),
+        np.full(count, -1, np.int32),
+        np.zeros(count * INDICES, np.int64),
+        np.zeros(count, np.int64),
+    )
+
+
 # ---- lengths and counts ----
 
 

@@ -152,13 +152,7 @@ def _run(
     if any(path.count("[]") > INDICES for path in plan.paths):
         raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
     count = len(messages.start)
-    outcome = RunOutcome(
-        np.zeros(count, np.int8),
-        np.zeros(count, np.int64),
-        np.full(count, -1, np.int32),
-        np.zeros(count * INDICES, np.int64),
-        np.zeros(count, np.int64),
-    )
+    outcome = kernel.new_outcome(count)
     row_size = np.append(plan.row_size, kernel.MARK.itemsize)
     rows = [np.empty((_FIRST_ROOM, size), np.uint8) for size in row_size.tolist()]
     rows[0] = np.empty((count, rows[0].shape[1]), np.uint8)

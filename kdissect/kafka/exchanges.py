@@ -9,10 +9,10 @@ import numpy as np
 
 from kdissect.arrays import Bools, Ids, Indices, Row, Rows, take
 from kdissect.capture.scratch import Scratch, Written
-from kdissect.kafka import frame_tables, framing
+from kdissect.kafka import frame_tables, framing, response_bodies
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
 from kdissect.kafka.frame_tables import FRAME, HOLE, NO_FRAMES, NO_HOLE, TOKEN
-from kdissect.kafka.walk import NO_REQUEST, KafkaStreams, stream_of
+from kdissect.kafka.walk import KafkaStreams
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
 
@@ -46,17 +46,12 @@ class Frames(NamedTuple):
         written, faults = Written(FRAME, scratch), Written(ANOMALY, scratch)
         start = np.zeros(connection_count + 1, np.int64)
         framed_bytes = np.zeros(connection_count, np.int64)
+        decoder = response_bodies.new_decoder()
         room = frame_tables.EXTENTS_AT_ONCE
         tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
         while walk["connection"] < connection_count:
             tables.used[:] = 0
-            framing.walk_on(streams, walk, pending, pending_start, tables)
-            if walk["request"] != NO_REQUEST:
-                from kdissect.kafka.response_bodies import refuse_other_bytes  # loads the decoder
-
-                connection = int(walk["connection"])
-                number = 2 * connection + (int(streams.client_side[connection]) ^ RESPONSE)
-                refuse_other_bytes(walk, stream_of(streams, number), pending)
+            framing.walk_on(streams, walk, pending, pending_start, tables, decoder)
             frames, of_frames, of_faults = (
                 table[:count] for table, count in zip(tables[:3], tables.used, strict=True)
             )

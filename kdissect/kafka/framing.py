@@ -33,12 +33,16 @@ from kdissect.kafka import frame_tables, sasl_detection
 from kdissect.kafka.acks import acks_of
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN, Tables
+from kdissect.kafka.response_bodies import BodyDecoder, are_other_bytes
 from kdissect.kafka.walk import CLIENTS_MAX, NO_REQUEST, KafkaStreams, Stream, stream_of
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST
 from kdissect.tcp.byte_ranges import find
 
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
+# So many finds of a search are refused in a stream, and one more for each few of its segments.
+REFUSED_MIN = 4
+SEGMENTS_PER_REFUSAL = 8
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
 
 # What is at the position of a walk, if it is no frame with a header and no token: no size prefix
@@ -69,7 +73,6 @@ def _enter(
     walk["is_young"] = origin["is_young"]
     walk["last_id"] = origin["last_id"]
     walk["client_count"] = 0
-    walk["found"] = -1
     walk["refused_count"] = 0
     if walk["direction"] != REQUEST:
         walk["next_request"] = pending_start[connection]
@@ -120,16 +123,20 @@ def _piece_at(stream: Stream, index: int, pos: int) -> int:
 
 @kernel
 def walk_on(
-    streams: KafkaStreams, walk: Row, pending: Rows, pending_start: Indices, tables: Tables
+    streams: KafkaStreams,
+    walk: Row,
+    pending: Rows,
+    pending_start: Indices,
+    tables: Tables,
+    decoder: BodyDecoder,
 ) -> None:
     """Find the next frames of a direction, in the streams of Kafka connections.
 
     walk: WALK. pending: for responses FRAME[n], the requests of all connections; those of a
-    connection begin at pending_start[connection]. tables: empty ones. It returns in three cases:
+    connection begin at pending_start[connection]. tables: empty ones. It returns in two cases:
 
     - they are full; `extents_needed` of the walk is what the next frame needs
     - it is at the end; `connection` of the walk is past the last one
-    - a search found a response, whose body is to be tested; `request` of the walk is its request
     """
     header = walk["header"]
     is_request = walk["direction"] == REQUEST
@@ -157,8 +164,10 @@ def walk_on(
                 if pos < 0:
                     break
                 index = _piece_at(stream, index, pos)
-                if not is_request and _answers(stream, index, pos, walk, pending):
-                    return
+                if not is_request and _is_refused(stream, index, pos, walk, pending, decoder):
+                    walk["refused_count"] += 1
+                    walk["pos"] = pos + 1
+                    continue
                 _lock(walk, pos)
             request = int64(NO_REQUEST)
             if is_request:
@@ -310,24 +319,28 @@ def _is_token(stream: Stream, index: int, is_plausible: bool, walk: Row, pending
 
 
 @kernel
-def _answers(stream: Stream, index: int, pos: int, walk: Row, pending: Rows) -> bool:
-    """Return whether the search found a response to a request at `pos`, which the caller of the
-    walk has not decoded yet."""
-    if walk["found"] == pos:
+def _is_refused(
+    stream: Stream, index: int, pos: int, walk: Row, pending: Rows, decoder: BodyDecoder
+) -> bool:
+    """Return whether the search found, at `pos`, other bytes than the response to their request.
+
+    After some refusals in a stream, it keeps what it finds. So the time stays linear in the bytes.
+    """
+    refused_max = REFUSED_MIN + (stream.stop - stream.start) // SEGMENTS_PER_REFUSAL
+    if walk["refused_count"] >= refused_max:
         return False
-    walk["found"] = pos
-    search.response_header(stream, index, pos, walk, walk["header"])
-    walk["request"] = search.find_pending(
+    header = walk["header"]
+    search.response_header(stream, index, pos, walk, header)
+    request = search.find_pending(
         pending,
         walk["next_request"],
         walk["stop_request"],
-        walk["header"]["correlation"],
+        header["correlation"],
         stream.times[stream.pieces[index]["segment"]] + search.CLOCK_SLACK_NS,
     )
-    if walk["request"] == NO_REQUEST:
+    if request == NO_REQUEST:
         return False
-    walk["pos"] = pos
-    return True
+    return are_other_bytes(stream, index, pos, header["size"], pending[request], decoder)
 
 
 @kernel

@@ -42,8 +42,6 @@ WALK = np.dtype(
         # of responses: first request neither answered nor passed over, end of the connection's
         ("next_request", "i8"),
         ("stop_request", "i8"),
-        ("found", "i8"),  # of responses: last position that the search found, -1 if none
-        ("request", "i8"),  # of responses: the request that a response at `found` answers
         ("refused_count", "i8"),  # of responses: positions that the search found, and were none
         ("extents_needed", "i8"),  # room for the extents of the next frame
         ("header", HEADER),  # scratch, for the header of a frame and of the next ones
@@ -83,8 +81,7 @@ def new_walk(direction: int, size_max: int) -> Row:
     """WALK before its first step. size_max: bytes that a size prefix may claim."""
     walk: Row = np.zeros(1, WALK)[0]
     walk["direction"], walk["size_max"], walk["known"] = direction, size_max, _known_apis()
-    walk["last_id"] = walk["found"] = walk["bad_size"] = -1
-    walk["request"] = NO_REQUEST
+    walk["last_id"] = walk["bad_size"] = -1
     return walk
 
 

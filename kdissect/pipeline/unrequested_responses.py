@@ -1,10 +1,10 @@
 """Infer API and version of responses whose request was not captured.
 
 A response contains neither. Candidates are all definitions that decode it to its last byte, with
-error codes that Kafka has, a plausible throttle time and valid text. Candidates that the same
-connection requested elsewhere are preferred. If more than one API remains, nothing is inferred. If
-several versions of one API remain, the newest is taken, on a connection without requests the one
-of another response; `confidence` is one divided by their number.
+error codes that Kafka has and a plausible throttle time. Candidates that the same connection
+requested elsewhere are preferred. If more than one API remains, nothing is inferred. If several
+versions of one API remain, the newest is taken, on a connection without requests the one of another
+response; `confidence` is one divided by their number.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from kdissect.arrays import Indices, Rows
+from kdissect.arrays import Indices, Rows, read_only
 from kdissect.capture.mapped_files import Sources
+from kdissect.kafka import response_bodies
 from kdissect.kafka.assembly import NO_API, Assembly
-from kdissect.kafka.response_bodies import Pair, every_response, fits
+from kdissect.kafka.response_bodies import PAIR, Pair, every_response
 from kdissect.protocol.model import RESPONSE
 from kdissect.tables.message_chunk import FrameBuffer, chunks
 
@@ -99,13 +100,18 @@ def _candidates(
     assembly: Assembly, sources: Sources, rows: Indices, pairs: AbstractSet[Pair]
 ) -> list[set[Pair]]:
     """The (api key, version) pairs of each row whose definition decodes its response to the end."""
-    fitting: list[set[Pair]] = [set() for _ in rows]
+    found: list[set[Pair]] = [set() for _ in rows]
     sizes = assembly.exchanges["response"]["size"][rows]
+    ordered = sorted(pairs)
+    decoder = response_bodies.new_decoder()
     for part in chunks(np.arange(len(rows)), sizes, CHUNK_BYTES):
         frames = FrameBuffer.gather(assembly, sources, rows[part], (RESPONSE,))
         start = np.ascontiguousarray(frames.start[:, RESPONSE])
         end = np.ascontiguousarray(frames.end[:, RESPONSE])
-        for key, version in sorted(pairs):
-            for at in part[fits(key, version, frames.buf, start, end)].tolist():
-                fitting[at].add((key, version))
-    return fitting
+        fitting = np.zeros(len(part) * len(ordered), np.bool_)
+        response_bodies.try_all(
+            np.array(ordered, PAIR), read_only(frames.buf), start, end, decoder, fitting
+        )
+        for frame, pair in np.argwhere(fitting.reshape(len(part), -1)).tolist():
+            found[part[frame]].add(ordered[pair])
+    return found

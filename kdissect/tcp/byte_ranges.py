@@ -12,7 +12,17 @@ import ctypes
 import numpy as np
 
 from kdissect.arrays import Indices, Rows
-from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_kernel, making_part
+from kdissect.jit import (
+    copy_bytes,
+    inlined,
+    int64,
+    kernel,
+    load_u8,
+    load_u16,
+    load_u32,
+    making_kernel,
+    making_part,
+)
 
 Pieces = Rows  # PIECE[n]
 
@@ -74,6 +84,25 @@ def peek(pieces: Pieces, index: int, stop: int, pos: int, count: int) -> int:
             return -1
         value = (value << 8) | byte
     return value
+
+
+@kernel
+def copy_range(pieces: Pieces, index: int, stop: int, pos: int, end: int, target: int) -> bool:
+    """Copy the bytes [pos, end) of a stream to an address; False if one of them is missing.
+
+    index: a piece at or before the one that holds `pos`.
+    """
+    while pos < end:
+        while index < stop and pieces[index]["end"] <= pos:
+            index += 1
+        if index >= stop or pieces[index]["pos"] > pos:
+            return False
+        source = int64(pieces[index]["address"]) + pos - pieces[index]["pos"]
+        size = min(end, pieces[index]["end"]) - pos
+        copy_bytes(target, source, size)
+        target += size
+        pos += size
+    return True
 
 
 @making_kernel
