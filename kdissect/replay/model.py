@@ -186,6 +186,7 @@ class Mode(Enum):
     COMMUTING_WRITE = "add"  # a write that commutes with others
 
 
+WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
 Resource = tuple[Any, ...]  # see `planning.resources`
 ResourceAccess = tuple[Resource, Mode]
 
@@ -226,6 +227,11 @@ class Step:
     def named(self, kind: str) -> list[str]:
         """The captured names of the resources of a kind ("topic", "group", "txn")."""
         return [resource[1] for resource, _ in self.accesses if resource[0] == kind]
+
+    @property
+    def changed(self) -> list[Resource]:
+        """The resources that it changes."""
+        return [resource for resource, mode in self.accesses if mode in WRITES]
 
 
 @dataclass(slots=True)

@@ -44,22 +44,20 @@ from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers
-from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
+from kdissect.replay.model import TRANSACTIONS, WRITES, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload import messages
-from kdissect.replay.workload.messages import codes, entries, response_body
+from kdissect.replay.workload.messages import codes, response_body
 
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
-_CHANGES_TOPICS = messages.apis("CreateTopics DeleteTopics CreatePartitions")
 _SHOWS_TOPICS = messages.apis("Metadata DescribeTopicPartitions")
 _WAITS_FOR_MEMBERS = messages.apis("JoinGroup SyncGroup")
 _READS = frozenset({Mode.READ, Mode.PEEK})
-_WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
 # Mode of a request -> modes of earlier ones that it waits for.
 _WAITED_FOR = {
-    Mode.READ: _WRITES,
-    Mode.PEEK: _WRITES,
-    Mode.WRITE: _WRITES | {Mode.READ},
+    Mode.READ: WRITES,
+    Mode.PEEK: WRITES,
+    Mode.WRITE: WRITES | {Mode.READ},
     Mode.COMMUTING_WRITE: frozenset({Mode.WRITE, Mode.READ}),
 }
 _MS_NS = 1_000_000
@@ -152,11 +150,10 @@ class _Ordering:
         announced_ns = -_ANNOUNCE_NS  # when topics or partitions were made or deleted last
         for at_ns, is_request, number in sorted(events):
             step = self.steps[number]
-            api_key = step.exchange.api_key
-            if api_key in _CHANGES_TOPICS or self._makes_topics(step):
-                announced_ns = at_ns
-            elif api_key in _SHOWS_TOPICS:
+            if is_request and step.exchange.api_key in _SHOWS_TOPICS:
                 step.is_racing |= at_ns - announced_ns < _ANNOUNCE_NS
+            if (("topics",), Mode.COMMUTING_WRITE) in step.accesses:
+                announced_ns = at_ns
             if is_request:
                 self._sent(step)
             else:
@@ -198,18 +195,6 @@ class _Ordering:
                 self._seen[resource, mode][step.connection] = step.number
         if step.expects_response:
             self._last_seen[step.connection] = step.number
-
-    def _makes_topics(self, step: Step) -> bool:
-        """Return whether a Metadata request makes the broker create topics some time after its
-        answer, which says that they are not there, or have no leader yet."""
-        if step.exchange.api_key != ApiKey.METADATA:
-            return False
-        request, response = messages.bodies(step.exchange)
-        if not request.get("topics") or not request.get("allow_auto_topic_creation", True):
-            return False
-        facts, told = self.plan.workload.facts.topics, entries(response.get("topics"))
-        missing = [each["name"] for each in told if each["error_code"] in messages.NOT_MADE_YET]
-        return any(name in facts and facts[name].first_time_ns >= 0 for name in missing)
 
     # -- what only responses show ---------------------------------------------------------------
 

@@ -119,7 +119,9 @@ class ResourceAccesses:
         self._names = messages.captured_topics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
         self._in_session: dict[int, set[Names]] = {}  # fetch session -> topics
-        self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
+        self._shown = {topic.name for topic in facts.topics.values() if topic.first_time_ns >= 0}
+        # topics that a Metadata request makes, and that no response has shown yet
+        self._awaited: set[str] = set()
         self._has_acls = False
         # Equal requests share one tuple: a Fetch may name a hundred partitions.
         self._shared: dict[tuple[ResourceAccess, ...], tuple[ResourceAccess, ...]] = {}
@@ -192,15 +194,18 @@ class ResourceAccesses:
         elif key == ApiKey.METADATA:
             if not named["topic"]:
                 yield ("topics",), Mode.READ
+            makes = body.get("allow_auto_topic_creation", True)
             for entry in entries(response_body(exchange).get("topics")):
-                name = entry.get("name")
-                if (name,) not in named["topic"]:
+                name, is_missing = entry.get("name"), entry["error_code"] in messages.NOT_MADE_YET
+                if (name,) not in named["topic"] or name not in self._shown:
                     continue
-                is_awaited = entry["error_code"] in messages.NOT_MADE_YET
+                if is_missing and makes:
+                    self._awaited.add(name)
                 # who asks after the first answer that shows the topic must not be asked before it
-                if is_awaited or name in self._awaited:
+                if name in self._awaited:
                     yield from self._topic_made(name)
-                (self._awaited.add if is_awaited else self._awaited.discard)(name)
+                if not is_missing:
+                    self._awaited.discard(name)
         elif key == ApiKey.STREAMS_GROUP_HEARTBEAT and body["topology"] is not None:
             # the broker makes its internal topics (KIP-1071)
             for part in entries(body["topology"]["subtopologies"]):

@@ -154,11 +154,9 @@ def effects_of(
             names = effects.made
         elif step.exchange.api_key in DELETING_APIS:
             names = effects.deleted
-        for resource, mode in step.accesses:
+        for resource in step.changed:
             kind = _KIND_OF.get(resource[0])
-            if kind is None or mode not in (model.Mode.WRITE, model.Mode.COMMUTING_WRITE):
-                continue
-            if kind != "topic" or resource[1] not in internal:
+            if kind is not None and (kind != "topic" or resource[1] not in internal):
                 names[kind, renames.get((kind, resource[1]), resource[1])] = None
     return effects
 
@@ -169,8 +167,7 @@ def topics_to_make(plan: model.ReplayPlan) -> list[model.TopicFacts]:
     made: dict[int, set[str]] = {ApiKey.CREATE_TOPICS: set(), ApiKey.METADATA: set()}
     for step in plan.steps:
         if step.skipped is None and step.exchange.api_key in made:
-            written = [resource for resource, mode in step.accesses if mode is model.Mode.WRITE]
-            made[step.exchange.api_key] |= {each[1] for each in written if each[0] == "topic"}
+            made[step.exchange.api_key] |= {each[1] for each in step.changed if each[0] == "topic"}
     if model.ADMIN not in plan.options.allow:
         made[ApiKey.METADATA].clear()  # then Metadata makes nothing
     return [

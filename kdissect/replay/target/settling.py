@@ -18,12 +18,12 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Mode, Outcome, Resource, Step
+from kdissect.replay.model import Outcome, Resource, Step
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of
-from kdissect.replay.workload.messages import EARLIEST, partitions, request_body
+from kdissect.replay.workload.messages import EARLIEST, partitions
 
 SETTLE_S = 10.0
 WAIT_S, SHORT_WAIT_S = 6.0, 0.5
@@ -183,11 +183,7 @@ class Settled:
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in coordinators_of(self._ids, step):
                 is_settled &= await await_state(target, TXN, name, ENDING, limit_s)
-        changed = {
-            resource[0]
-            for resource, mode in step.accesses
-            if mode in (Mode.WRITE, Mode.COMMUTING_WRITE)
-        }
+        changed = {kind for kind, *_ in step.changed}
         if changed & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)
             is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
@@ -198,11 +194,12 @@ class Settled:
     async def _serves(self, step: Step, limit_s: float) -> bool:
         """Wait until the leaders of the topics of a step serve all partitions. A topic that the
         target is making has to be there, if the captured broker made it."""
-        known, asked = self._ids.plan.workload.facts.topics, request_body(step.exchange)
+        topics = self._ids.plan.workload.facts.topics.values()
+        shown = {topic.name for topic in topics if topic.first_time_ns >= 0}
         makes = step.exchange.api_key in _MAKING_APIS
         counts = {
-            self._ids.topic(name): int(makes and asked.get("allow_auto_topic_creation", True))
-            for name in step.named("topic")
-            if name in known and known[name].first_time_ns >= 0
+            self._ids.topic(resource[1]): int(makes)
+            for resource in step.changed
+            if resource[0] == "topic" and resource[1] in shown
         }
         return await await_partitions(self._target, counts, limit_s)
