@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Ids, Indices, Row, Rows, take
+from kdissect.arrays import Bools, Ids, Indices, Row, Rows
 from kdissect.capture.scratch import Scratch, Written
+from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_tables, framing, response_bodies
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
 from kdissect.kafka.frame_tables import FRAME, HOLE, NO_FRAMES, NO_HOLE, TOKEN
@@ -17,6 +17,7 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
 
 NO_RESPONSE = -(1 << 62)  # no earlier response is known
+_REQUEST_MISSING = int64(PairStatus.REQUEST_MISSING)
 FRAMES_AT_ONCE = 1 << 15  # frames found, or exchanges looked at, between writes to files
 
 
@@ -67,8 +68,7 @@ class Frames(NamedTuple):
         return Frames(written.array(), np.cumsum(start), faults.array(), framed_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(NamedTuple):
     """FRAME rows of both directions, paired. request, response: int64[exchanges], the row of each
     side of an exchange, or -1."""
 
@@ -90,17 +90,10 @@ class Pairs:
         """EXCHANGE[n]. segments: SEGMENT, in assembly order. earlier: EARLIER of the connections,
         which has the last response before these frames."""
         exchanges = scratch.zeros(len(self.request), EXCHANGE)
+        _fill(exchanges, self, segments, earlier)
         for first in range(0, len(exchanges), FRAMES_AT_ONCE):
-            rows = slice(first, first + FRAMES_AT_ONCE)
-            some, request, response = exchanges[rows], self.request[rows], self.response[rows]
-            asked = request >= 0
-            self._fill_heads(some, asked, request, response)
-            for side, frames, row in (
-                (some["request"], self.requests, request),
-                (some["response"], self.responses, response),
-            ):
-                _fill_side(side, frames, row, segments)
-            self._fill_queues(some, asked, response, segments, earlier)
+            some = exchanges[first : first + FRAMES_AT_ONCE]
+            asked = some["request"]["size"] >= 0
             some["exchange_id"] = exchange_ids(
                 connection_id[some["connection"]],
                 np.where(asked, REQUEST, RESPONSE),
@@ -108,59 +101,67 @@ class Pairs:
             )
         return exchanges
 
-    def _fill_heads(
-        self, exchanges: Rows, asked: Bools, request: Indices, response: Indices
-    ) -> None:
-        """Fill the fields common to both sides, from the request's frame, or else from the
-        response's."""
-        exchanges["status"] = PairStatus.REQUEST_MISSING
-        exchanges["status"][asked] = self.requests["outcome"][request[asked]]
-        for chosen, frames, row in (
-            (asked, self.requests, request),
-            (~asked, self.responses, response),
-        ):
-            frame = take(frames, row[chosen])
-            exchanges["connection"][chosen] = frame["connection"]
-            exchanges["correlation_id"][chosen] = frame["correlation"].astype(np.int32)
-            exchanges["is_sasl_token"][chosen] = frame["kind"] == TOKEN
-            exchanges["api_key"][chosen] = frame["api_key"]
-            exchanges["api_version"][chosen] = frame["api_version"]
 
-    def _fill_queues(
-        self, exchanges: Rows, asked: Bools, response: Indices, segments: Rows, earlier: Rows
-    ) -> None:
-        """Set queued_ns: how long a request waited until the response before its own had left.
-
-        A broker handles the requests of a connection one at a time, so a request starts when the
-        previous response has left.
-        """
-        pairs = np.flatnonzero(asked & (response >= 0))
-        row = response[pairs]
-        frame, before = take(self.responses, row), take(self.responses, np.maximum(row - 1, 0))
-        follows = (row > 0) & (before["connection"] == frame["connection"])
-        last_pos = earlier["response_end"][frame["connection"]]
-        last_time = earlier["response_time"][frame["connection"]]
-        ended = np.where(follows, segments["time_ns"][before["last"]], last_time)
-        is_next = np.where(follows, frame["hole"] == NO_HOLE, frame["pos"] == last_pos)
-        until = np.minimum(ended, exchanges["response"]["time_ns"][pairs])
-        queued = np.maximum(0, until - exchanges["request"]["end_time_ns"][pairs])
-        # a response in the hole may have occupied the broker for longer
-        queued[~is_next] = -1
-        # nothing was queued before a stream's first response, unless one was lost before it
-        is_first = ~follows & (last_pos == NO_RESPONSE)
-        queued[is_first & (frame["hole"] != HOLE)] = 0
-        exchanges["queued_ns"][pairs] = queued
+@kernel
+def _fill(exchanges: Rows, pairs: Pairs, segments: Rows, earlier: Rows) -> None:
+    """Fill all fields of exchanges, which are 0, but their ids."""
+    requests, responses = pairs.requests, pairs.responses
+    for row in range(len(exchanges)):
+        exchange, asked, answer = exchanges[row], pairs.request[row], pairs.response[row]
+        _fill_side(exchange["request"], requests, asked, segments)
+        _fill_side(exchange["response"], responses, answer, segments)
+        frame = requests[asked] if asked >= 0 else responses[answer]
+        exchange["status"] = frame["outcome"] if asked >= 0 else _REQUEST_MISSING
+        exchange["connection"] = frame["connection"]
+        exchange["correlation_id"] = np.int32(frame["correlation"])
+        exchange["is_sasl_token"] = frame["kind"] == TOKEN
+        exchange["api_key"] = frame["api_key"]
+        exchange["api_version"] = frame["api_version"]
+        if asked >= 0 and answer >= 0:
+            before = earlier[frame["connection"]]
+            exchange["queued_ns"] = _queued_ns(exchange, responses, answer, segments, before)
 
 
-def _fill_side(side: Rows, frames: Rows, row: Indices, segments: Rows) -> None:
-    """Fill the SIDE of exchanges from their frames `row` (-1: no such side)."""
-    for name in ("size", "pos", "packet", "source"):
-        side[name] = -1
-    there = np.flatnonzero(row >= 0)
-    frame = take(frames, row[there])
-    for name in ("size", "pos", "extent_start", "extent_count"):
-        side[name][there] = frame[name]
-    for name in ("time_ns", "packet", "source"):
-        side[name][there] = segments[name][frame["first"]]
-    side["end_time_ns"][there] = segments["time_ns"][frame["last"]]
-    side["is_whole"][there] = frame["captured"] == frame["size"] + 4
+@inlined
+def _fill_side(side: Row, frames: Rows, row: int, segments: Rows) -> None:
+    """Fill a SIDE from its frame `row` (-1: no such side)."""
+    if row < 0:
+        side["size"] = -1
+        side["pos"] = -1
+        side["packet"] = -1
+        side["source"] = -1
+        return
+    frame = frames[row]
+    first = segments[frame["first"]]
+    side["size"] = frame["size"]
+    side["pos"] = frame["pos"]
+    side["extent_start"] = frame["extent_start"]
+    side["extent_count"] = frame["extent_count"]
+    side["time_ns"] = first["time_ns"]
+    side["packet"] = first["packet"]
+    side["source"] = first["source"]
+    side["end_time_ns"] = segments[frame["last"]]["time_ns"]
+    side["is_whole"] = frame["captured"] == frame["size"] + 4
+
+
+@inlined
+def _queued_ns(exchange: Row, responses: Rows, row: int, segments: Rows, earlier: Row) -> int:
+    """How long a request waited until the response before its own, which is `row`, had left; -1 if
+    that is not known.
+
+    A broker handles the requests of a connection one at a time, so a request starts when the
+    previous response has left.
+    """
+    frame = responses[row]
+    if row > 0 and responses[row - 1]["connection"] == frame["connection"]:
+        is_next = frame["hole"] == NO_HOLE
+        ended = segments[responses[row - 1]["last"]]["time_ns"]
+    elif earlier["response_end"] == NO_RESPONSE and frame["hole"] != HOLE:
+        return int64(0)  # nothing was queued before a stream's first response
+    else:
+        is_next = frame["pos"] == earlier["response_end"]
+        ended = earlier["response_time"]
+    if not is_next:
+        return int64(-1)  # a response in the hole may have occupied the broker for longer
+    until = min(ended, exchange["response"]["time_ns"])
+    return max(int64(0), until - exchange["request"]["end_time_ns"])
