@@ -25,14 +25,13 @@ from kdissect.arrays import (
     Positions,
     Rows,
     by_value,
-    gather_ranges,
     in_order_of_time,
-    joined,
     take,
 )
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.arrow_columns import UNKNOWN_TAGS
 from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, body_type, decode_columns
+from kdissect.jit import kernel
 from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -46,6 +45,7 @@ from kdissect.tables.topics import TopicNames
 CHUNK_BYTES = 8 << 20  # of frames decoded at a time; they fit the caches of a core
 LARGE_FRAME = 4096  # bytes; of a larger frame a quarter counts
 UNSUPPORTED_VERSION = 35
+_LONGEST = 1 << 62  # bytes of a frame
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -115,36 +115,17 @@ class FrameBuffer:
         count = len(rows)
         start = np.zeros((count, 2), np.int64)
         end = np.zeros((count, 2), np.int64)
-        chosen = []
-        lengths = []
-        for side in sides:
-            column = exchanges[SIDES[side]]
-            indices, first = gather_ranges(
-                column["extent_start"].astype(np.int64), column["extent_count"].astype(np.int64)
-            )
-            extents = take(assembly.extents, indices)
-            owner = np.repeat(np.arange(count), column["extent_count"])
-            # After a hole the position within the message is unknown: the frame ends there.
-            holes = np.cumsum(extents["source"] < 0)
-            before = np.concatenate([[0], holes])[first] if count else holes
-            visible = holes == before[owner]
-            if holes.any():
-                extents, owner = extents[visible], owner[visible]
-            if prefix is not None:
-                done = np.cumsum(extents["length"]) - extents["length"]
-                base = np.full(count, np.iinfo(np.int64).max)
-                np.minimum.at(base, owner, done)
-                room = np.maximum(prefix - (done - base[owner]), 0)
-                extents["length"] = np.minimum(extents["length"], room)
-            chosen.append(extents)
-            lengths.append(np.bincount(owner, extents["length"], count).astype(np.int64))
-        at = 0
-        for side, length in zip(sides, lengths, strict=True):
+        columns = [exchanges[SIDES[side]] for side in sides]
+        chosen = np.empty(sum(int(column["extent_count"].sum()) for column in columns), EXTENT)
+        used = at = 0
+        for side, column in zip(sides, columns, strict=True):
+            first, extent_count = column["extent_start"].copy(), column["extent_count"].copy()
+            length = np.full(count, _LONGEST if prefix is None else prefix)
+            used += _put_extents(assembly.extents, first, extent_count, chosen[used:], length)
             end[:, side] = at + np.cumsum(length)
             start[:, side] = end[:, side] - length
             at += int(length.sum())
-        extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
-        buf = sources.gather(extents)
+        buf = sources.gather(chosen[:used])
         api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
         frames = FrameBuffer(
             assembly, exchanges, api_key, api_version, buf, start, end, api_version.copy()
@@ -205,6 +186,31 @@ class FrameBuffer:
             self.versions(side)[rows],
             elements_max,
         )
+
+
+@kernel
+def _put_extents(extents: Rows, first: Indices, count: Ints, chosen: Rows, length: Indices) -> int:
+    """Choose the captured extents at the beginning of each frame; returns how many.
+
+    first, count: int64, int32 by frame, its extents. length: int64, the most bytes of a frame,
+    becomes the bytes that were found.
+    """
+    used = 0
+    for row in range(len(first)):
+        room = length[row]
+        for index in range(first[row], first[row] + count[row]):
+            extent = extents[index]
+            # After a hole the position within the message is unknown: the frame ends there.
+            if extent["source"] < 0 or room == 0:
+                break
+            size = min(extent["length"], room)
+            chosen[used]["pos"] = extent["pos"]
+            chosen[used]["length"] = size
+            chosen[used]["source"] = extent["source"]
+            used += 1
+            room -= size
+        length[row] -= room
+    return used
 
 
 def chunks(rows: Indices, sizes: Ints, chunk_bytes: int = CHUNK_BYTES) -> list[Indices]:
