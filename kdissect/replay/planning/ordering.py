@@ -36,11 +36,10 @@ they are over (`Step.awaits`).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers
@@ -75,14 +74,6 @@ _CIRCLE = (
     "some requests that were in flight at once are sent in another order than their logs have: "
     "their partitions disagree about it"
 )
-
-
-class _Append(NamedTuple):
-    """A Produce to one log; offset: of its first record, -1 unknown."""
-
-    offset: int
-    step: int
-    records: int
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
@@ -200,47 +191,43 @@ class _Ordering:
 
     def _logs(self) -> dict[Resource, list[tuple[int, int]]]:
         """(base offset, step) of each Produce, by log, in the order of offsets."""
-        known: defaultdict[Resource, list[_Append]] = defaultdict(list)
-        silent: defaultdict[Resource, list[_Append]] = defaultdict(list)
+        known: defaultdict[Resource, list[tuple[int, int, int]]] = defaultdict(list)
+        silent: defaultdict[Resource, deque[tuple[int, int]]] = defaultdict(deque)
         for step in self.active:
             if step.exchange.api_key != ApiKey.PRODUCE:
                 continue
             request, response = messages.bodies(step.exchange)
-            offsets = {
-                log: partition["base_offset"]
-                for log, partition in self.names.logs(response)
-                if partition["error_code"] == 0
-            }
+            results = dict(self.names.logs(response))
             for log, partition in self.names.logs(request):
                 records = sum(each.record_count for each in headers(partition["records"] or b""))
-                append = _Append(offsets.get(log, -1), step.number, records)
+                result = results.get(log)
                 if not step.expects_response:
-                    silent["log", *log].append(append)
-                elif append.offset >= 0:
-                    known["log", *log].append(append)
+                    silent["log", *log].append((step.number, records))
+                elif result is not None and not result["error_code"] and result["base_offset"] >= 0:
+                    known["log", *log].append((result["base_offset"], step.number, records))
         return {
-            log: sorted(each[:2] for each in (*known[log], *self._placed(known[log], silent[log])))
+            log: list(self._in_order(known[log], silent[log]))
             for log in known.keys() | silent.keys()
         }
 
-    def _placed(self, known: list[_Append], silent: list[_Append]) -> Iterator[_Append]:
-        """No response shows the offsets of a Produce with acks 0. Its records fill the first large
-        enough gap between those of others that ends at a request answered later."""
-        gaps: list[list[int]] = []  # first offset, end, when the request behind it was answered
+    def _in_order(
+        self, known: list[tuple[int, int, int]], silent: deque[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """No response shows the offset of a Produce with acks 0. It fills the first gap before the
+        records of others that is large enough, and ends at a request answered later."""
         at = 0
         for offset, number, records in sorted(known):
-            if offset > at:
-                gaps.append([at, offset, self.seen_ns[number]])
-            at = max(at, offset + records)
-        for _, number, records in silent:
-            for gap in gaps:
-                start, end, until_ns = gap
-                if start + records <= end and self.steps[number].at_ns < until_ns:
-                    gap[0] += records
+            while silent and at + silent[0][1] <= offset:
+                if self.steps[silent[0][0]].at_ns >= self.seen_ns[number]:
                     break
-            else:  # behind all others
-                start, at = at, at + records
-            yield _Append(start, number, records)
+                one, count = silent.popleft()
+                yield at, one
+                at += count
+            yield offset, number
+            at = max(at, offset + records)
+        for one, count in silent:
+            yield at, one
+            at += count
 
     def _keep_log_order(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
         for log, writers in logs.items():
