@@ -22,7 +22,7 @@ from kdissect.replay.running.runner import Runner, RunResult, not_begun
 from kdissect.replay.target import guard
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_facts
+from kdissect.replay.target.state import State, find_missing, read_state, starting_facts
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
@@ -112,21 +112,21 @@ class _Session:
         for each in planned:
             result = await self._do(each)
             self.notes += await each.delete_made()
-            if result.is_interrupted or result.answers is None:  # the replay is over
-                if each.is_control and counting is None:
-                    return self._unjudged(result)
-                counting = counting or result
-                counting.ended, counting.is_interrupted = result.ended, result.is_interrupted
-                break
+            is_over = result.is_interrupted or result.answers is None
             if not each.is_control:
                 counting = result
-                continue
-            self.controls.append(result)
-            if result.ended:
-                self.notes.append(f"{each.name} ended early: {result.ended}")
+            elif not is_over:
+                self.controls.append(result)
+                if result.ended:
+                    self.notes.append(f"{each.name} ended early: {result.ended}")
+            if is_over:  # the replay ends with this run
+                if counting is None:
+                    return self._unjudged(result)
+                counting.ended, counting.is_interrupted = result.ended, result.is_interrupted
+                break
         assert counting is not None
         results = self._unjudged(counting)
-        await self._compare(results)
+        self._compare(results)
         return results
 
     # -- before a run -----------------------------------------------------------------------------
@@ -201,21 +201,22 @@ class _Session:
         options, notes = self.options, self.notes
         return Results(self.plan, result, self.target, options.pace, options.fail_on, notes=notes)
 
-    async def _compare(self, results: Results) -> None:
+    def _compare(self, results: Results) -> None:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
         notes to the results."""
         answers, outcomes, against = results.run.answers, results.outcomes, self.against
         captured = against.versions if against else kinds.captured_ranges(self.plan.workload)
         releases = kinds.Releases.between(captured, self.target.versions)
+        state = (answers and answers.state) or State()  # empty if it was not read
         if answers is not None:
             controls = [each.answers for each in self.controls if each.answers is not None]
             references = controls if against else []
             self.notes += judge_run(answers, controls, references, self.options.table, releases)
             results.findings = end_findings(answers, controls, references)
-            unread = {} if answers.state is None else answers.state.unread
+            unread = state.unread.items()
             excused = [finding for control in controls for finding in control.findings]
             self.notes += [
-                *(f"the end state of {of} could not be read: {why}" for of, why in unread.items()),
+                *(f"the end state of {of} could not be read: {why}" for of, why in unread),
                 *(f"a control run: {finding_text(each)}" for each in excused),
             ]
         if model.LATENCY in self.options.fail_on:
@@ -232,8 +233,7 @@ class _Session:
             results.reference_name = str(against)
         self.notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.releases = releases.then, releases.now
-        settings = {} if results.run.ended else await read_settings(self.target)
-        explainer = kinds.Explainer(releases, settings)
+        explainer = kinds.Explainer(releases, state.settings)
         results.kinds, results.follows = kinds.find_kinds(outcomes, explainer)
 
 
@@ -253,12 +253,10 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
 
 
 async def _read_back(planned: PlannedRun, answers: Answers) -> None:
-    """Read the state after a run that wrote something."""
-    ids, claims, names = answers.ids, answers.claims, planned.effects.names("topic")
-    topics = [ids.captured_name("topic", name) for name in names]
-    if topics or claims.decided:
-        target, expected = planned.target, claims.decided
-        state = await read_state(target, topics, expected, renames=ids.renames)
-        planned.target.close()
-        held = [name for name in names if planned.existing.get(("topic", name))]
-        answers.end_in(state, {ids.captured_name("topic", name) for name in held})
+    """Read the state after a run."""
+    ids, target = answers.ids, planned.target
+    topics = {name: ids.captured_name("topic", name) for name in planned.effects.names("topic")}
+    state = await read_state(target, topics.values(), answers.claims.decided, renames=ids.renames)
+    target.close()
+    held = {captured for name, captured in topics.items() if planned.existing.get(("topic", name))}
+    answers.end_in(state, held)

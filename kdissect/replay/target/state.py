@@ -118,15 +118,6 @@ async def read_state(
     return reader.state
 
 
-async def read_settings(target: Target) -> dict[str, dict[str, str]]:
-    """The settings of the target's topics and brokers that are not Kafka's default, as far as it
-    tells them."""
-    reader = _Reader(target, {})
-    await reader.attempt("topics", reader.topics(target.cluster.topics, ()))
-    await reader.attempt("configs", reader.configs())
-    return reader.state.settings
-
-
 class _Reader:
     """Reads one target into `state`."""
 
@@ -206,8 +197,8 @@ class _Reader:
         return LogContent(extent.start, extent.end, tuple(found))
 
     async def configs(self) -> None:
-        """Read what is set on the topics, and what else is no default of topics and brokers."""
-        resources = [(messages.TOPIC_RESOURCE, name) for name in self._topics]
+        """Read what is set on the topics, and what else is no default of any topic or broker."""
+        resources = [(messages.TOPIC_RESOURCE, name) for name in self._target.cluster.topics]
         for node_id in sorted(self._target.cluster.nodes):
             resources.append((_BROKER_RESOURCE, str(node_id)))
             asked = [
@@ -219,7 +210,7 @@ class _Reader:
             for result in answer["results"]:
                 if result["error_code"] == 0:
                     self._add_configs(result)
-                elif result["resource_type"] == messages.TOPIC_RESOURCE:
+                elif result["resource_name"] in self._topics:
                     self.state.unread["configs"] = error_name(result["error_code"])
 
     def _add_configs(self, result: Body) -> None:
@@ -227,7 +218,7 @@ class _Reader:
         found: dict[int | None, dict[str, str]] = {}  # by their source
         for each in result["configs"]:
             found.setdefault(each.get("config_source"), {})[each["name"]] = each["value"] or ""
-        if is_topic:
+        if is_topic and name in self._topics:
             for config, value in found.get(messages.TOPIC_CONFIG, {}).items():
                 self.state.facts["config", self._captured("topic", name), config] = value
         found.pop(_DEFAULT_CONFIG, None)
