@@ -357,11 +357,10 @@ class Attempt:
     Members of groups have others between two steps. A Produce with acks 0 has an ApiVersions
     behind it.
 
-    link: index in `RunResult.links`; -1 of a request whose parts went over several. answer: empty
-    if none came. reason: why the answer was not final, so that the request was sent again.
+    answer: empty if none came. reason: why the answer was not final, so that the request was sent
+    again.
     """
 
-    link: int
     sent: bytes
     sent_ns: int
     answer: bytes = b""

@@ -88,15 +88,13 @@ def write_capture(result: RunResult, path: Path) -> None:
 
 def _events(result: RunResult) -> Iterator[tuple[int, Callable[[], Iterator[bytes]]]]:
     """Yield (ns since start, its packets) of each event, in order for each link."""
-    flows = [Flow(_end(record.ours), _end(record.theirs)) for record in result.links]
-    for record, flow in zip(result.links, flows, strict=True):
+    for record in result.links:
+        flow = Flow(_end(record.ours), _end(record.theirs))
         yield record.opened_ns, flow.opened
-    for attempt in result.attempts:
-        flow = flows[attempt.link]
-        yield attempt.sent_ns, partial(flow.sent, CLIENT, _framed(attempt.sent))
-        if attempt.answer:
-            yield attempt.answered_ns, partial(flow.sent, BROKER, _framed(attempt.answer))
-    for record, flow in zip(result.links, flows, strict=True):
+        for attempt in record.attempts:
+            yield attempt.sent_ns, partial(flow.sent, CLIENT, _framed(attempt.sent))
+            if attempt.answer:
+                yield attempt.answered_ns, partial(flow.sent, BROKER, _framed(attempt.answer))
         if record.closed_ns >= 0:
             yield record.closed_ns, flow.closed
 

@@ -60,14 +60,12 @@ class RunResult:
     """Outcomes and connections of a run, and the state of the target after it.
 
     outcomes: by step number.
-    attempts: all requests that were sent, also those of the replay's own to members of groups.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
     answers: None if the run never began.
     """
 
     outcomes: list[Outcome]
-    attempts: list[Attempt] = field(default_factory=list)
     links: list[LinkRecord] = field(default_factory=list)
     start_time_ns: int = 0
     elapsed_ns: int = 0
@@ -325,7 +323,7 @@ class Runner:
             if not step.expects_response:
                 # brokers take the requests of a connection in order: with the answer to this one
                 # the step is done
-                self.result.attempts.append(link.send(part))
+                link.record.attempts.append(link.send(part))
                 part = _FENCE
             posted.append(self._post(link, part, limit_s))
         outcome.sent, outcome.sent_ns = frame, posted[0].attempt.sent_ns
@@ -336,7 +334,7 @@ class Runner:
 
     def _post(self, link: Link, frame: bytes, limit_s: float) -> Posted:
         posted = link.post(frame, limit_s)
-        self.result.attempts.append(posted.attempt)
+        link.record.attempts.append(posted.attempt)
         return posted
 
     async def _answers_to(self, posted: Sequence[Posted]) -> list[Attempt]:
@@ -410,7 +408,7 @@ class Runner:
     def _keep_earlier(self, outcome: Outcome, answer: bytes, reason: str) -> None:
         """An answer that is not final stays in the outcome."""
         assert outcome.sent is not None
-        earlier = Attempt(-1, outcome.sent, outcome.sent_ns, answer, outcome.answered_ns, reason)
+        earlier = Attempt(outcome.sent, outcome.sent_ns, answer, outcome.answered_ns, reason)
         outcome.earlier = [*outcome.earlier, earlier]
         outcome.answered_ns = -1
         self.translator.not_final(outcome.step, answer)

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -61,12 +61,17 @@ class Access:
 
 @dataclass(slots=True)
 class LinkRecord:
-    """Addresses and times of a connection to the target. Times in ns since the run's start."""
+    """A connection to the target: its addresses and times, in ns since the run's start.
+
+    attempts: the requests of a run that went over it, also those of the replay's own to members of
+    groups.
+    """
 
     ours: tuple[str, int]
     theirs: tuple[str, int]
     opened_ns: int
     closed_ns: int = -1
+    attempts: list[Attempt] = field(default_factory=list)
 
 
 class Posted(NamedTuple):
@@ -80,8 +85,8 @@ class Link:
     """Frames over one connection: requests go out at once, their answers come in the same order.
 
     ends: ours and the target's, as sockets name them. now: the clock of all its times.
-    number: among the connections of a run. pending: the requests that are not answered, in order.
-    lost: why the connection has ended, or None.
+    pending: the requests that are not answered, in order. lost: why the connection has ended, or
+    None.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class Link:
         now: Callable[[], int],
     ) -> None:
         ours, theirs = ((str(end[0]), int(end[1])) for end in ends)
-        self.number, self.record = -1, LinkRecord(ours, theirs, now())
+        self.record = LinkRecord(ours, theirs, now())
         self.pending: deque[Posted] = deque()
         self.lost: str | None = None
         self._reader, self._writer, self._now = reader, writer, now
@@ -137,7 +142,7 @@ class Link:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = frame[:4] + self._correlation_id.to_bytes(4, "big") + frame[8:]
         self._writer.write(_SIZE.pack(len(frame)) + frame)
-        return Attempt(self.number, frame, self._now())
+        return Attempt(frame, self._now())
 
     def post(self, frame: bytes, limit_s: float = math.inf) -> Posted:
         """Send a request that is to be answered.
@@ -149,7 +154,7 @@ class Link:
         answered: asyncio.Future[None] = loop.create_future()
         if self.lost is not None:
             answered.set_exception(ConnectFailed("unreachable", self.lost))
-            return Posted(Attempt(self.number, frame, self._now()), answered)
+            return Posted(Attempt(frame, self._now()), answered)
         posted = Posted(self.send(frame), answered)
         self.pending.append(posted)
         if limit_s < math.inf:
@@ -288,8 +293,7 @@ Links = dict[int | None, Link]
 class Connections:
     """The connections of a run to its target.
 
-    address: of a node. now: the run's clock. opened: all of them, in order of their numbers. live:
-    those that are open.
+    address: of a node. now: the run's clock. opened: all of them. live: those that are open.
     reconnects: connections that were opened again.
     """
 
@@ -317,7 +321,6 @@ class Connections:
         if link is None or link.lost is not None:
             self.reconnects += link is not None
             link = links[node_id] = await self._open(node_id)
-            link.number = len(self.opened)
             self.opened.append(link)
         elif link.is_login_due:
             await self._log_in_again(link)

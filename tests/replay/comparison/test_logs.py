@@ -73,7 +73,7 @@ def test_an_answer_that_was_followed_by_another_try() -> None:
     twice = run.outcomes[run.fetch(1, 0, batch(0) + batch(0), 4)]
     assert outcome.sent is not None
     assert twice.answer is not None
-    outcome.earlier = [Attempt(-1, outcome.sent, 1, twice.answer, 2, "why")]
+    outcome.earlier = [Attempt(outcome.sent, 1, twice.answer, 2, "why")]
     run.outcomes.pop()
     said = [(number, f"{RECORDS}[offset 0]", "2 records from offset 0")]
     assert run.said() == said

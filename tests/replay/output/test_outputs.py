@@ -77,7 +77,7 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
         outcomes.append(outcome)
     link = LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)
     start_ns = 1_700_000_000 * 10**9
-    run = RunResult(outcomes, [], [link], start_ns, elapsed_ns=10 * MS, ended=ended)
+    run = RunResult(outcomes, [link], start_ns, elapsed_ns=10 * MS, ended=ended)
     results = Results(plan, run, Target("h", 1), Pace(), parse_fail_on([fail_on]))
     results.kinds = kinds_of(outcomes)
     return results

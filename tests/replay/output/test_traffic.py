@@ -16,23 +16,21 @@ def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> Non
     for number in range(4):
         maker.add(number % 2, number)
     plan = maker.plan()
-    attempts = [Attempt(0, request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)]
+    links = [
+        LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),
+        LinkRecord(("::1", 40000), ("::1", 9092), 0),
+    ]
+    first = Attempt(request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)
+    links[0].attempts.append(first)
     for number in range(len(plan.steps)):
         name = "m" * (100_000 if number == 2 else 10)
         sent = request(HEARTBEAT, 4, number, group_id="g", member_id=name)
-        attempts.append(Attempt(number % 2, sent, (10 + number) * MS))
+        attempt = Attempt(sent, (10 + number) * MS)
         if number != 3:
-            attempts[-1].answer = response(HEARTBEAT, 4, number, error_code=number)
-            attempts[-1].answered_ns = (20 + number) * MS
-    result = RunResult(
-        [],
-        attempts,
-        [
-            LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),
-            LinkRecord(("::1", 40000), ("::1", 9092), 0),
-        ],
-        1_700_000_000 * 10**9,
-    )
+            attempt.answer = response(HEARTBEAT, 4, number, error_code=number)
+            attempt.answered_ns = (20 + number) * MS
+        links[number % 2].attempts.append(attempt)
+    result = RunResult([], links, 1_700_000_000 * 10**9)
     path = tmp_path / "replay.pcapng"
     write_capture(result, path)
     tables = kdissect.read(path)

@@ -83,7 +83,7 @@ class Run:
 
     async def _ask(self, lane: Lane, node: int | None, frame: bytes) -> Attempt:
         self.asked.append((frame[1], frame[3]))
-        return Attempt(0, frame, 0, bytes(10), 1)
+        return Attempt(frame, 0, bytes(10), 1)
 
     def answered(self, *outcomes: Outcome) -> None:
         for each in outcomes:
