@@ -314,10 +314,10 @@ class _Connections(StatefulProcessor):
         topics = learn_topics(chosen, sources)
         for other in range(BUCKETS) if topics.first else ():
             yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
-        for _, data in exchange_index.packed_parts(
-            chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX
-        ):
-            packed = pack([capture_ids, np.frombuffer(data, np.uint8)])
+        slot = np.zeros(len(rows), np.int64)
+        for _, part in exchange_index.parts(chosen, slot, ROW_BYTES_MAX):
+            data = np.frombuffer(exchange_index.to_bytes(part), np.uint8)
+            packed = pack([capture_ids, data])
             yield _part(bucket, RowKind.EXCHANGES, packed)
 
     def _notes(self, bucket: int, counts: Counts, faults: list[AnomalyRow]) -> Iterator[Row]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cramjam
 import numpy as np
+import numpy.typing as npt
 
 from kdissect.arrays import Array
 
@@ -19,7 +19,7 @@ def pack(arrays: Sequence[Array]) -> bytes:
     return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
 
 
-def unpack(data: bytes, dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
+def unpack(data: bytes, dtypes: Sequence[npt.DTypeLike]) -> list[Array]:
     """Return the arrays given to `pack`, as new arrays."""
     lengths = np.frombuffer(data, "<i8", 2 * len(dtypes)).reshape(-1, 2)
     view = memoryview(data)

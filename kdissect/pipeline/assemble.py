@@ -56,7 +56,7 @@ from kdissect.tables.schemas import CONNECTIONS
 from kdissect.tcp.columns import CloseReason
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files (`capture.scratch`)
-PART_ROWS = 1 << 15  # exchanges packed at a time
+PART_ROWS = 1 << 15  # exchanges at a time
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
 
 
@@ -75,9 +75,7 @@ class Gathered:
         self._pairs: list[Rows] = []
         self._counts: list[int] = []
 
-    def add(self, data: bytes) -> None:
-        """Add a packed SegmentBatch."""
-        batch = SegmentBatch.from_bytes(data)
+    def add(self, batch: SegmentBatch) -> None:
         self._batches.append(batch)
         self._size += batch.segments.nbytes
         if self._size <= LARGE_BYTES:
@@ -85,7 +83,7 @@ class Gathered:
         self._file = self._file or Written(SEGMENT, Scratch(in_files=True))
         for batch in self._batches:
             self._file.append(batch.segments)
-            self._pairs.append(batch.endpoints.copy())  # so that the received row can be freed
+            self._pairs.append(batch.endpoints.copy())  # so that the row can be freed
             self._counts.append(len(batch.segments))
         self._batches.clear()
 
@@ -149,8 +147,8 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     assembly, overlaps = within(assembly, options.time_from_ns, options.time_to_ns)
     order: Counter[int] = Counter()
     for part in _parts(assembly):
-        for slot, data in exchange_index.packed_parts(part, _slots(plan, part), ROW_BYTES_MAX):
-            yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
+        for slot, some in exchange_index.parts(part, _slots(plan, part), ROW_BYTES_MAX):
+            yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], some)
             order[slot] += 1
     home = number % plan.slot_count
     connections = connections_table(

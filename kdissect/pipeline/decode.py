@@ -69,7 +69,7 @@ def decode(
         elif row.kind == RowKind.SAVED_EVENTS:
             earlier.add(*read_events(row))
         else:
-            parts.append(exchange_index.from_bytes(row.data))
+            parts.append(row.data)
     assembly = exchange_index.concat(parts)
     parts.clear()
     sources = sources.carrying(assembly.carried.data)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import copied, gather_ranges, joined, renumbered
+from kdissect.arrays import Bytes, Indices, Rows, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
@@ -18,7 +17,7 @@ from kdissect.protocol.model import SIDES
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
 
 
-def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
+def take(assembly: Assembly, rows: Indices) -> Assembly:
     """The exchanges `rows`, with the connections, extents and carried bytes that they use.
 
     Anomalies and TLS facts are left out: they were written to tables before.
@@ -48,9 +47,7 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
     )
 
 
-def _take_carried(
-    data: npt.NDArray[np.uint8], extents: npt.NDArray[np.void]
-) -> npt.NDArray[np.uint8]:
+def _take_carried(data: Bytes, extents: Rows) -> Bytes:
     """The carried bytes of these extents; the extents are changed to their new positions."""
     rows = np.flatnonzero(extents["pos"] >= CARRIED_FROM)
     taken = Sources([]).carrying(data).gather(extents[rows])
@@ -64,35 +61,29 @@ def concat(parts: list[Assembly]) -> Assembly:
     if not parts:
         empty = [np.zeros(0, kind) for kind in _KINDS]
         return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
-    endpoints, connections, exchanges, extents = [], [], [], []
-    endpoint_base = connection_base = extent_base = carried_base = 0
-    for part in parts:
-        connection = copied(part.connections)
-        connection["endpoints"] += endpoint_base
-        exchange = copied(part.exchanges)
-        exchange["connection"] += connection_base
-        for side in SIDES:
-            exchange[side]["extent_start"] += extent_base
-        endpoints.append(part.endpoints)
-        connections.append(connection)
-        exchanges.append(exchange)
-        moved = part.extents
-        if len(part.carried.data):
-            moved = copied(moved)
-            moved["pos"][moved["pos"] >= CARRIED_FROM] += carried_base
-        extents.append(moved)
-        carried_base += len(part.carried.data)
-        endpoint_base += len(part.endpoints)
-        connection_base += len(part.connections)
-        extent_base += len(part.extents)
-    return Assembly(
-        joined(endpoints),
-        joined(connections),
-        joined(exchanges),
-        joined(extents),
-        np.zeros(0, ANOMALY),
-        carried=Carried(np.concatenate([part.carried.data for part in parts])),
-    )
+    exchange_counts = [len(part.exchanges) for part in parts]
+    extent_counts = [len(part.extents) for part in parts]
+    connection_counts = [len(part.connections) for part in parts]
+    endpoints = joined([part.endpoints for part in parts])
+    connections = joined([part.connections for part in parts])
+    connections["endpoints"] += _shifts([len(part.endpoints) for part in parts], connection_counts)
+    exchanges = joined([part.exchanges for part in parts])
+    exchanges["connection"] += _shifts(connection_counts, exchange_counts)
+    for side in SIDES:
+        exchanges[side]["extent_start"] += _shifts(extent_counts, exchange_counts)
+    extents = joined([part.extents for part in parts])
+    is_carried = extents["pos"] >= CARRIED_FROM
+    shifts = _shifts([len(part.carried.data) for part in parts], extent_counts)
+    extents["pos"][is_carried] += shifts[is_carried]
+    carried = Carried(np.concatenate([part.carried.data for part in parts]))
+    none = np.zeros(0, ANOMALY)
+    return Assembly(endpoints, connections, exchanges, extents, none, carried=carried)
+
+
+def _shifts(sizes: list[int], counts: list[int]) -> Indices:
+    """int64: by how much the references of all parts' rows move. sizes: of the tables that they
+    refer to, by part. counts: rows of each part."""
+    return np.repeat(np.cumsum(sizes) - sizes, counts)
 
 
 def to_bytes(assembly: Assembly) -> bytes:
@@ -101,10 +92,8 @@ def to_bytes(assembly: Assembly) -> bytes:
     return pack([*arrays, assembly.carried.data])
 
 
-def packed_parts(
-    assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (slot, packed exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
+def parts(assembly: Assembly, slot: Indices, row_bytes_max: int) -> Iterator[tuple[int, Assembly]]:
+    """Yield (slot, some exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
     exchanges = assembly.exchanges
     if not len(exchanges):
         return
@@ -118,7 +107,7 @@ def packed_parts(
     for rows in np.split(order, bounds):
         number = np.cumsum(cost[rows]) // row_bytes_max
         for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
-            yield int(slot[rows[0]]), to_bytes(take(assembly, part))
+            yield int(slot[rows[0]]), take(assembly, part)
 
 
 def from_bytes(data: bytes) -> Assembly:
@@ -130,9 +119,7 @@ def from_bytes(data: bytes) -> Assembly:
     )
 
 
-def places(
-    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried
-) -> npt.NDArray[np.void]:
+def places(exchanges: Rows, extents: Rows, carried: Carried) -> Rows:
     """EXTENT[n]: the extent of each exchange's first captured byte; source -1 if it has none.
 
     For decrypted bytes it is the extent in the file that they came from, for other carried ones

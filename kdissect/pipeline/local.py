@@ -80,4 +80,4 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
         scanned = scan_unit(plan, sources, number, split)
         parts.add(row for row in scanned if row.kind == RowKind.SEGMENTS)
     for rows in parts.drain():
-        yield assembled(plan, sources, [SegmentBatch.from_bytes(row.data) for row in rows])
+        yield assembled(plan, sources, [row.data for row in rows])

@@ -148,7 +148,7 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
             order_number = (number << 20) + start // row_max
-            yield Row(key, RowKind.SEGMENTS, order_number, part.to_bytes())
+            yield Row(key, RowKind.SEGMENTS, order_number, part)
 
 
 def bucket_of(batch: SegmentBatch, bucket_count: int) -> Ints:

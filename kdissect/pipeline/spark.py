@@ -30,7 +30,8 @@ from pyspark.sql import functions as F
 
 from kdissect import memory_maps
 from kdissect.capture import object_store
-from kdissect.pipeline import local
+from kdissect.capture.segments import SegmentBatch
+from kdissect.pipeline import exchange_index, local
 from kdissect.pipeline.assemble import assemble
 from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.learn import KnownNames
@@ -47,6 +48,12 @@ ROWS = "key long, kind int, ord long, data binary"
 _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
+# How the data of a row becomes bytes, and these the data.
+_BYTES = (bytes, bytes)
+_PACKED: dict[int, tuple[Callable[..., bytes], Callable[[bytes], object]]] = {
+    RowKind.SEGMENTS: (SegmentBatch.to_bytes, SegmentBatch.from_bytes),
+    RowKind.EXCHANGES: (exchange_index.to_bytes, exchange_index.from_bytes),
+}
 
 
 def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary:
@@ -192,7 +199,8 @@ def _groups(rows: Iterator[Row]) -> Iterator[tuple[int, Iterator[Row]]]:
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
         for row in range(batch.num_rows):  # one at a time, because they are megabytes
-            yield Row(*(column[row].as_py() for column in batch.columns))
+            key, kind, order, data = (column[row].as_py() for column in batch.columns)
+            yield Row(key, kind, order, _PACKED.get(kind, _BYTES)[1](data))
 
 
 def _batch(row: Row) -> pa.RecordBatch:
@@ -202,7 +210,7 @@ def _batch(row: Row) -> pa.RecordBatch:
 
 
 def _plain(row: Row) -> tuple[int, int, int, bytes]:
-    return row.key, int(row.kind), row.order, row.data
+    return row.key, int(row.kind), row.order, _PACKED.get(row.kind, _BYTES)[0](row.data)
 
 
 _settled: set[str] = set()

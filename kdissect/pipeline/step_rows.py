@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -55,12 +55,15 @@ class RowKind(IntEnum):
 
 
 class Row(NamedTuple):
-    """A row between steps. key: the bucket, the slot, the key of events, or RUN."""
+    """A row between steps. key: the bucket, the slot, the key of events, or RUN.
+
+    data: a SegmentBatch of SEGMENTS, an Assembly of EXCHANGES, bytes of other kinds.
+    """
 
     key: int
     kind: int
     order: int
-    data: bytes
+    data: Any
 
 
 def sliced(table: pa.Table) -> Iterator[pa.Table]:

@@ -93,7 +93,7 @@ def test_segments_of_a_connection_stay_in_order(
             expected[int(row["endpoints"])].append(int(row["packet"]))
         used, index = np.unique(segments["endpoints"], return_inverse=True)
         segments["endpoints"] = index
-        gathered.add(SegmentBatch(pairs[used], segments).to_bytes())
+        gathered.add(SegmentBatch(pairs[used], segments))
     batch, _ = gathered.batch()
     ports = batch.endpoints["port_a"][batch.segments["endpoints"]]
     found = {number: batch.segments["packet"][ports == number].tolist() for number in range(5)}
