@@ -53,6 +53,7 @@ class FieldKind(Enum):
     # what only the comparison uses
     STORED_OFFSET = "stored-offset"
     PRODUCED_OFFSET = "produced-offset"
+    SESSION = "session-id"
     COUNTER = "counter"
     TIME = "time"
     TEXT = "text"
@@ -83,7 +84,7 @@ _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1]
 _ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
 # A strict comparison allows nothing else.
 _STRICT = _IDS | {
-    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.UNORDERED,
+    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.SESSION, FieldKind.UNORDERED,
 }  # fmt: skip
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.errors import Error
 from kdissect.pipeline.selection import Selection
+
+if TYPE_CHECKING:
+    from kdissect.replay.workload.fetch_sessions import Entries
 
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
@@ -110,16 +113,18 @@ class TopicFacts:
 
 @dataclass(slots=True)
 class WorkloadFacts:
-    """Facts that the messages of the whole capture show about its cluster.
+    """Facts about the captured cluster, by the messages up to `--until`.
 
     brokers: node id -> (host, port) as advertised; listeners: (ip, port) that connections went to.
     topics: by name, `__cluster_metadata` and other internal ones included and marked.
+    fetch_sessions: those that began before `--from`, by broker and id.
     """
 
     cluster_ids: list[str] = field(default_factory=list)
     brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
     listeners: list[tuple[str, int]] = field(default_factory=list)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
+    fetch_sessions: dict[tuple[Broker, int], Entries] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -132,7 +132,7 @@ class Normaliser:
         for name, each in shape.fields.items():
             value = values.get(name)
             kind = self._kind(each.rules, step, values)
-            if kind is FieldKind.IGNORE or kind is FieldKind.RECORDS:
+            if kind in (FieldKind.IGNORE, FieldKind.SESSION, FieldKind.RECORDS):
                 continue
             if kind is FieldKind.SERVER:
                 if self._keeps_served:

@@ -7,20 +7,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from kdissect.codec import message_codec
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.replay.model import Broker, Log
+from kdissect.replay.workload.fetch_sessions import Entries, by_topic, in_session
 from kdissect.replay.workload.messages import Body, entries, partitions
 
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
 # topic ids of their side. Members of share groups report none.
 Assigned = dict[str, list[Body]]
-# Partitions of a fetch or share session, by the topic's name or id and their number, with their
-# entry in a request.
-Entries = dict[tuple[str | UUID, int], Body]
 TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")  # of streams groups (KIP-1071)
 _EPOCH_MAX = 0x7FFFFFFF
 
@@ -251,33 +248,6 @@ class ShareSessions:
         else:
             session.taken_epochs.update(session.sent_epochs)
         return session
-
-
-def in_session(known: Entries, body: Body) -> Entries:
-    """The partitions that a session has after a request: those that it names, and those that are
-    known from earlier ones."""
-    found = dict(known)
-    for topic in entries(body.get("forgotten_topics_data")):
-        for number in topic["partitions"]:
-            found.pop((_key(topic), number), None)
-    for topic, number, partition in partitions(body):
-        found[_key(topic), number] = partition
-    return found
-
-
-def _key(topic: Body) -> str | UUID:
-    key: str | UUID = topic["topic_id"] if "topic_id" in topic else topic["topic"]
-    return key
-
-
-def by_topic(found: Entries) -> list[Body]:
-    """The structs of topics of a Fetch or ShareFetch with these partitions."""
-    topics: dict[str | UUID, Body] = {}
-    for (key, _), partition in found.items():
-        name = "topic" if isinstance(key, str) else "topic_id"
-        topic = topics.setdefault(key, {name: key, "partitions": []})
-        topic["partitions"].append(dict(partition))
-    return list(topics.values())
 
 
 def stand_in(member_id: str, broker: Broker) -> str:

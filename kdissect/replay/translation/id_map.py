@@ -17,8 +17,9 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ADMIN, Broker, Exchange, Log, ReplayPlan, Step, TranslateOptions
-from kdissect.replay.translation.groups import Entries, Groups, ShareSessions
+from kdissect.replay.model import ADMIN, Exchange, Log, ReplayPlan, Step, TranslateOptions
+from kdissect.replay.translation.groups import Groups, ShareSessions
+from kdissect.replay.workload.fetch_sessions import FetchSessions
 from kdissect.replay.workload.messages import (
     Body,
     TopicNames,
@@ -64,8 +65,7 @@ class IdMap:
         self.kept = frozenset(kept)
         self.target = target or Cluster()
         self.offsets = OffsetMap(self.options.offsets)
-        # fetch sessions by broker and id: a client may go on with one over another connection
-        self.sessions: dict[tuple[Broker, int], Entries] = {}
+        self.sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         self.share = ShareSessions()
         self.producers = Producers()
         self.groups = Groups()

@@ -27,10 +27,11 @@ from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import DroppedField, Resource, SkipCode, Skipped, Step, Untranslatable
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.groups import by_topic, in_session, with_topics
+from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.workload import messages
+from kdissect.replay.workload.fetch_sessions import by_topic
 from kdissect.replay.workload.messages import GROUP_KEY, Body, entries, response_body
 
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
@@ -359,13 +360,9 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
         return body
     if body["session_epoch"] < 0:
         return {**body, "session_id": 0}
-    broker, is_new = ids.broker(step), body["session_epoch"] == 0
-    known = {} if is_new else ids.sessions.get((broker, body["session_id"]), {})
-    found = in_session(known, body)
-    if not found and not is_new:
-        raise Untranslatable("its fetch session began before the capture")
-    if session_id := captured.get("session_id", 0):
-        ids.sessions[broker, session_id] = found
+    found = ids.sessions.ask(ids.broker(step), body, captured)
+    if found is None:
+        raise Untranslatable("the capture does not show how its fetch session began")
     without = {"session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
     return {**body, **without, "topics": by_topic(found)}
 

@@ -24,6 +24,7 @@ from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.replay.model import (
     ANONYMOUS_PRINCIPAL,
+    Broker,
     Connection,
     Exchange,
     TopicFacts,
@@ -31,6 +32,7 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.workload import messages, saved_file
+from kdissect.replay.workload.fetch_sessions import FetchSessions
 from kdissect.replay.workload.messages import Body
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_chunk import FrameBuffer, chunks, client_ids, frame_sizes
@@ -88,10 +90,12 @@ def load_workload(
                 for _, assembly, sources in local.assemblies(plan)
                 for connection in _connections(plan, assembly, sources)
             ]
-    connections = _ordered(_between(connections, from_ns, to_ns))
+    connections = _ordered(_between(connections, None, to_ns))
+    facts = gather_facts(connections, 0 if from_ns is None else from_ns)
+    connections = _ordered(_between(connections, from_ns, None))
     if not connections:
         notes.append("no Kafka request was found")
-    kind, facts = "saved" if is_saved else "capture", gather_facts(connections)
+    kind = "saved" if is_saved else "capture"
     return Workload(", ".join(texts), kind, connections, facts, notes)
 
 
@@ -209,8 +213,9 @@ def _ordered(connections: list[Connection]) -> list[Connection]:
 # -- what messages show of the captured cluster ----------------------------------------------------
 
 
-def gather_facts(connections: list[Connection]) -> WorkloadFacts:
-    """Collect brokers and topics from the messages of all connections.
+def gather_facts(connections: list[Connection], from_ns: int = 0) -> WorkloadFacts:
+    """Collect brokers and topics from the messages of all connections. from_ns: when the first
+    request that is replayed was captured.
 
     Also marks traffic among brokers (`internal_reason`), and sets `node_id` of the connections.
     """
@@ -219,7 +224,9 @@ def gather_facts(connections: list[Connection]) -> WorkloadFacts:
     exchanges.sort(key=lambda each: (each.request_time_ns, each.connection, each.index))
     reader = _FactsReader()
     for exchange in exchanges:
-        reader.read(exchange)
+        reader.is_replayed = exchange.request_time_ns >= from_ns
+        reader.read(exchange, connections[exchange.connection].broker)
+    reader.facts.fetch_sessions = reader.sessions.known
     reader.facts.listeners = sorted({connection.broker for connection in connections})
     _set_nodes(connections, reader.facts.brokers)
     return reader.facts
@@ -230,8 +237,10 @@ class _FactsReader:
 
     def __init__(self) -> None:
         self.facts = WorkloadFacts()
-        # Topics to which the capture added partitions. Their `partition_count` is the count before
-        # that, since the replay sends the same CreatePartitions requests.
+        self.sessions = FetchSessions({})
+        self.is_replayed = True
+        # Topics to which the replay adds partitions, as the capture did. Their `partition_count` is
+        # the count before that.
         self._grown: set[str] = set()
         self._now_ns = 0
         self._readers: dict[int, Callable[[Body, Body], None]] = {
@@ -244,11 +253,14 @@ class _FactsReader:
             **dict.fromkeys((ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS), self._use),
         }
 
-    def read(self, exchange: Exchange) -> None:
+    def read(self, exchange: Exchange, broker: Broker) -> None:
         reader = self._readers.get(exchange.api_key)
         if reader is not None:
             self._now_ns = exchange.request_time_ns
-            reader(*messages.bodies(exchange))
+            request, response = messages.bodies(exchange)
+            reader(request, response)
+            if exchange.api_key == ApiKey.FETCH and not self.is_replayed:
+                self.sessions.ask(broker, request, response)
 
     def _topic(self, name: str) -> TopicFacts:
         new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
@@ -311,7 +323,8 @@ class _FactsReader:
         for entry in messages.entries(response.get("results")):
             if not entry["error_code"]:
                 self._seen(entry["name"])
-                self._grown.add(entry["name"])
+                if self.is_replayed:
+                    self._grown.add(entry["name"])
 
     def _describe_configs(self, request: Body, response: Body) -> None:
         for result in messages.entries(response.get("results")):

@@ -133,6 +133,9 @@ def test_strict_allows_only_ids_and_order(plan: ReplayPlan) -> None:
     changed = judged(plan, step, lambda body: body.update(throttle_time_ms=9), is_strict=True)
     assert changed.verdict is Verdict.DIFFERENT
     assert judged(plan, step, lambda body: None, is_strict=True).verdict is Verdict.SAME
+    fetch = step_named(plan, "Fetch")
+    other = judged(plan, fetch, lambda body: body.update(session_id=9), is_strict=True)
+    assert [each.place for each in other.differences] == ["responses[].partitions[].records"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload import saved_file
+from kdissect.replay.workload.fetch_sessions import FetchSessions
 from kdissect.replay.workload.messages import response_body
 from kdissect.replay.workload.saved_file import save, without_secrets
 from kdissect.replay.workload.source import load_workload
@@ -64,6 +65,30 @@ def test_two_halves_by_time_have_all_exchanges(captures: Path) -> None:
     assert sum(counts) == len(times)
     assert min(counts) > 100
     assert load_workload(path, to_ns=1).notes == ["no Kafka request was found"]
+
+
+def test_a_later_part_knows_what_the_earlier_requests_show(captures: Path) -> None:
+    """A fetch session goes on with its partitions, and topics have their ids (KIP-227, KIP-516)."""
+    path = str(captures / "java_2_0_1.pcap")
+    whole = load_workload(path)
+    times = sorted(each.request_time_ns for each in whole.exchanges() if each.api_key == 1)
+    late = load_workload(path, from_ns=times[len(times) // 2])
+    asked, later = partitions_asked(whole), partitions_asked(late)
+    assert len(later) > 10
+    assert later.items() <= asked.items()
+    assert all(later.values())
+    assert late.facts.topics == whole.facts.topics
+
+
+def partitions_asked(workload: Workload) -> dict[int, object]:
+    """Of each Fetch, with those that it does not name."""
+    sessions = FetchSessions(workload.facts.fetch_sessions)
+    return {
+        each.exchange_id: sessions.ask(connection.broker, *api.bodies(each))
+        for connection in workload.connections
+        for each in connection.exchanges
+        if each.api_key == ApiKey.FETCH
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,64 @@
+"""The partitions of fetch sessions (KIP-227) and share sessions (KIP-932).
+
+A request of a session names only the partitions that change. The broker takes the others from the
+session's earlier requests.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kdissect.replay.model import Broker
+from kdissect.replay.workload.messages import Body, entries, partitions
+
+# The entry of each partition in a request, by the name or id of its topic, and its number.
+Entries = dict[tuple[str | UUID, int], Body]
+
+
+class FetchSessions:
+    """The partitions of captured sessions, by broker and id: a client may go on with one over
+    another connection. known: of those that began earlier."""
+
+    def __init__(self, known: dict[tuple[Broker, int], Entries]) -> None:
+        self.known = dict(known)
+
+    def ask(self, broker: Broker, request: Body, response: Body) -> Entries | None:
+        """The partitions that the next captured Fetch of a session asks for; None if the session's
+        begin is unknown."""
+        if request.get("session_epoch", -1) <= 0:
+            known: Entries | None = {}
+        else:
+            known = self.known.get((broker, request["session_id"]))
+        if known is None:
+            return None
+        found = in_session(known, request)
+        if session_id := response.get("session_id", 0):
+            self.known[broker, session_id] = found
+        return found
+
+
+def in_session(known: Entries, body: Body) -> Entries:
+    """The partitions that a session has after a request: those that it names, and those that are
+    known from earlier ones."""
+    found = dict(known)
+    for topic in entries(body.get("forgotten_topics_data")):
+        for number in topic["partitions"]:
+            found.pop((_key(topic), number), None)
+    for topic, number, partition in partitions(body):
+        found[_key(topic), number] = partition
+    return found
+
+
+def _key(topic: Body) -> str | UUID:
+    key: str | UUID = topic["topic_id"] if "topic_id" in topic else topic["topic"]
+    return key
+
+
+def by_topic(found: Entries) -> list[Body]:
+    """The structs of topics of a Fetch or ShareFetch with these partitions."""
+    topics: dict[str | UUID, Body] = {}
+    for (key, _), partition in found.items():
+        name = "topic" if isinstance(key, str) else "topic_id"
+        topic = topics.setdefault(key, {name: key, "partitions": []})
+        topic["partitions"].append(dict(partition))
+    return list(topics.values())
