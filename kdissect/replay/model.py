@@ -205,7 +205,7 @@ class Step:
     accesses: each resource that it reads or changes, once; of a skipped step too.
     depends_on: steps that must be *complete* before this is sent: answered, failed, timed out or
         skipped; a step without a response, when the ApiVersions behind it was answered or failed.
-    follows: steps that must have been *sent* (or be complete) before this is sent.
+    sent_after: steps that must have been *sent* (or be complete) before this is sent.
         Order within the connection is not in either list where requests were pipelined: the runner
         sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
@@ -227,7 +227,7 @@ class Step:
     skipped: Skipped | None = None
     accesses: tuple[ResourceAccess, ...] = ()
     depends_on: tuple[int, ...] = ()
-    follows: tuple[int, ...] = ()
+    sent_after: tuple[int, ...] = ()
 
     def named(self, kind: str) -> list[str]:
         """The captured names of the resources of a kind ("topic", "group", "txn")."""

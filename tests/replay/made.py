@@ -51,7 +51,7 @@ class PlanMaker:
         at_ms: float = 0.0,
         *,
         after: tuple[int, ...] = (),
-        follows: tuple[int, ...] = (),
+        sent_after: tuple[int, ...] = (),
         expects_response: bool = True,
         answered: bool = True,
         skipped: Skipped | None = None,
@@ -74,7 +74,7 @@ class PlanMaker:
         owner.exchanges.append(one)
         self.steps.append(
             Step(number, connection, one, "Heartbeat", "groups", at_ns, expects_response,
-                 skipped=skipped, depends_on=after, follows=follows)
+                 skipped=skipped, depends_on=after, sent_after=sent_after)
         )  # fmt: skip
         return number
 

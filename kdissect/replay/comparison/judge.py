@@ -19,7 +19,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
-from kdissect.replay.comparison.kinds import Releases, allow_changes
+from kdissect.replay.comparison.kinds import Releases, tolerate_changes
 from kdissect.replay.comparison.logs import Logs
 from kdissect.replay.comparison.normal_form import Found, Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
@@ -92,7 +92,7 @@ class Judge:
         ids, has_reference = answers.ids, reference is not None
         named, expected_ids = requested(ids.plan), ids if reference is None else reference.ids
         self._answer_form, self._expected_form = (
-            Normaliser(each, table, named, is_target=is_target, keeps_served=has_reference)
+            Normaliser(each, table, named, is_target=is_target, keeps_server=has_reference)
             for each, is_target in ((ids, True), (expected_ids, has_reference))
         )
         self._table, self.used = table, set[str]()
@@ -271,8 +271,8 @@ def judge_run(
     for other in controls[1:]:
         Judge(other, table, controls[0]).judge()
         noise.add(other.outcomes)
-    model.tolerate(answers.outcomes, noise.excused)
-    allow_changes(releases, answers.outcomes)
+    model.tolerate(answers.outcomes, noise.tolerated)
+    tolerate_changes(releases, answers.outcomes)
     return [*notes, *noise.notes()]
 
 
@@ -325,7 +325,7 @@ class Noise(dict[tuple[str, str], list[Difference]]):
             for (api, place), known in ordered
         ]
 
-    def excused(self, api_name: str, one: Difference) -> Difference:
+    def tolerated(self, api_name: str, one: Difference) -> Difference:
         """The difference, tolerated if it is noise."""
         known = self.get((api_name, one.place), [])
         if not known or is_evidence(one.place) or not _is_among(known, one):

@@ -161,13 +161,14 @@ def captured_ranges(workload: model.Workload) -> Ranges:
     return {each["api_key"]: (each["min_version"], each["max_version"]) for each in most}
 
 
-def allow_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:
-    """Give the rule `RULE` to differences that are in the list, with their reason as a note."""
+def tolerate_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:
+    """Tolerate the differences that `release_changes.toml` lists: by the rule `RULE`, with the
+    reason as a note."""
     if releases.differ:
-        tolerate(outcomes, partial(_allowed, releases))
+        tolerate(outcomes, partial(_with_rule, releases))
 
 
-def _allowed(releases: Releases, api: str, one: Difference) -> Difference:
+def _with_rule(releases: Releases, api: str, one: Difference) -> Difference:
     if one.place.startswith("api_keys[]") and _is_of_release(releases, one):
         return replace(one, rule=RULE, note="versions of each release")
     then, now = (

@@ -85,8 +85,9 @@ def requested(plan: ReplayPlan) -> Names:
 class Normaliser:
     """Makes trees of one side's messages, after the run: the `IdMap` knows all that answers tell.
 
-    named: elements with other names are left out. keeps_served: with what is the server's own,
-    which only another target's answer is compared with. topics: their captured names.
+    named: elements with other names are left out. keeps_server: whether fields of kind `server`
+    stay. They do if the other tree is a reference's, not a captured response's. topics: their
+    captured names.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Normaliser:
         named: Names,
         *,
         is_target: bool,
-        keeps_served: bool,
+        keeps_server: bool,
     ) -> None:
         self._ids, self._table, self._named = ids, table, named
-        self._is_target, self._keeps_served = is_target, keeps_served
+        self._is_target, self._keeps_server = is_target, keeps_server
         self.topics: TopicNames = ids.target_topics if is_target else ids.names
         self._names: dict[tuple[str, str], str] = ids.old_names if is_target else {}
         self._nodes = frozenset(ids.target.nodes if is_target else ids.captured_nodes)
@@ -135,7 +136,7 @@ class Normaliser:
             if kind in (FieldKind.IGNORE, FieldKind.SESSION, FieldKind.RECORDS):
                 continue
             if kind is FieldKind.SERVER:
-                if self._keeps_served:
+                if self._keeps_server:
                     tree[name] = value
             elif value is None:
                 tree[name] = None if kind not in _CHOSEN else Chosen(None)

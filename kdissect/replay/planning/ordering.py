@@ -24,7 +24,7 @@ They are *soft*: the plan drops them if they would close a cycle.
 - A Fetch that waited at the broker returned records that were produced meanwhile (`wait_for_data`).
 
 A JoinGroup or SyncGroup waits at the broker until other members act, so it has no response when
-they send their requests. Such requests wait until it was *sent* (`Step.follows`).
+they send their requests. Such requests wait until it was *sent* (`Step.sent_after`).
 
 Time runs out on a broker, too: a classic group removes a member that sends nothing for its session
 timeout. Static members go in this way instead of leaving (KIP-345). A coordinator aborts a
@@ -129,7 +129,7 @@ class _Ordering:
             step.depends_on = tuple(each // 2 for each in events if each % 2)
             sent = [each // 2 for each in events if not each % 2]
             others = [each for each in sent if self.steps[each].connection != step.connection]
-            step.follows = tuple(each for each in others if each not in step.depends_on)
+            step.sent_after = tuple(each for each in others if each not in step.depends_on)
 
     # -- what events show -----------------------------------------------------------------------
 

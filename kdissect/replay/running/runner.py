@@ -254,7 +254,7 @@ class Runner:
         step, posted = outcome.step, list[Posted]()
         for other in step.depends_on:
             await self._done[other].wait()
-        for other in step.follows:
+        for other in step.sent_after:
             await self._sent[other].wait()
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)

@@ -6,10 +6,11 @@ Requests are decoded, fields that hold ids (`fields.toml`) are changed, and the 
 again. If nothing changes, the captured bytes go out with another correlation id. Most follows from
 the kinds of fields. A few APIs need more than that.
 
-The `IdMap` is learnt from answers: the captured response and the target's answer to the same
-request are read side by side, and where the one has X, the other has Y. Later requests with X are
-sent with Y. Its keys are the capture's (names before renames), so a capture is replayed to its own
-cluster and to another one in the same way.
+The `IdMap` begins with the captured log starts and fetched offsets, and with the target's leaders
+and log starts. Then answers teach it (`answers.LEARNERS`; those to a Fetch do not): where the
+captured response has X, and the target's answer to the same request has Y, later requests with X
+are sent with Y. Its keys are the capture's (names before renames), so a capture is replayed to its
+own cluster and to another one in the same way.
 """
 
 from __future__ import annotations

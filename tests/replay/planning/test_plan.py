@@ -53,7 +53,7 @@ def runnable(plan: ReplayPlan) -> bool:
         for number, lane in enumerate(plan.lanes):
             while places[number] < len(lane):
                 step = plan.steps[lane[places[number]]]
-                ready = set(step.depends_on) <= settled and set(step.follows) <= sent
+                ready = set(step.depends_on) <= settled and set(step.sent_after) <= sent
                 if step.number not in settled and not ready:
                     break
                 sent.add(step.number)
@@ -302,7 +302,7 @@ def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) 
         assert lane == sorted(lane)
     for step in plan.steps:
         assert not set(step.depends_on) & {step.number}
-        assert not set(step.depends_on) & set(step.follows)
+        assert not set(step.depends_on) & set(step.sent_after)
 
 
 @pytest.mark.parametrize(

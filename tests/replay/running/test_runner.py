@@ -101,7 +101,7 @@ def test_follows_waits_for_sending_only() -> None:
     """A step that follows one that waits long is sent while that one is open."""
     maker = PlanMaker()
     waiting = maker.add(0)
-    maker.add(1, follows=(waiting,))
+    maker.add(1, sent_after=(waiting,))
     slow = {1: 0.4}
     _, said = play(maker, FakeBroker(lambda number, frame: slow.get(number, 0.0)))
     assert said.said == [("sent", 0), ("sent", 1), ("answered", 1), ("answered", 0)]
