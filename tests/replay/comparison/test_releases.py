@@ -6,7 +6,7 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import spoken_versions
-from kdissect.replay.comparison.kinds import RULE, Releases, allow_changes, kinds_of
+from kdissect.replay.comparison.kinds import RULE, Releases, kinds_of, tolerate_changes
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
 from tests.replay.comparison.made_run import Run
 
@@ -23,7 +23,7 @@ def judged(api: int, *differences: Difference, releases: Releases = UPGRADE) -> 
         key: (spoken.first, spoken.last)
         for key, spoken in spoken_versions(releases.target[-1]).items()
     }
-    allow_changes(replace(releases, offered=offered), [outcome])
+    tolerate_changes(replace(releases, offered=offered), [outcome])
     return outcome
 
 
