@@ -143,11 +143,6 @@ class FieldRule(Match):
         """Return whether the rule also allows all differences below its places."""
         return self.is_own and self.kind is FieldKind.IGNORE
 
-    @property
-    def is_conditional(self) -> bool:
-        """Return whether more than the place of a field decides if the rule fits."""
-        return bool(self.where) or self.several_brokers or self.racing
-
     def fits(self, api_name: str, path: str, entity: str = "") -> bool:
         """Return whether the rule is about a place, or about Kafka's mark of it."""
         is_marked = bool(self.entity) and self.entity == entity
@@ -310,7 +305,7 @@ def _one_path(path: str) -> str:
 class FieldContext(NamedTuple):
     """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
 
-    partition is that of the value's own struct or of one around it.
+    partition is that of the value's own struct or of one around it. is_racing: as of the `Step`.
     """
 
     topic: str = ""
@@ -318,6 +313,7 @@ class FieldContext(NamedTuple):
     partition: int = -1
     group: str = ""
     transactional_id: str = ""
+    is_racing: bool = False
 
 
 class FieldRef(NamedTuple):
@@ -355,11 +351,10 @@ class ShapeField:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A layout with the kinds of its fields, by their names. ids: the fields that are ids, or hold
-    some. named: for each part of a `FieldContext` the field that names it."""
+    """A layout with the kinds of its fields, by their names. named: for each part of a
+    `FieldContext` the field that names it."""
 
     fields: dict[str, ShapeField]
-    ids: tuple[ShapeField, ...]
     named: dict[str, str]
 
     def within(self, values: Mapping[str, Any], around: FieldContext) -> FieldContext:
@@ -404,8 +399,7 @@ def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
             inner = _shape(table, api_name, slot.inner, f"{element}.")
             key = _key_of(table, api_name, here, slot.inner) if is_array else ()
             fields.append(ShapeField(slot, here, None, rules, inner, elements, key))
-    ids = [each for each in fields if each.kind or (each.inner is not None and each.inner.ids)]
-    return Shape({each.slot.name: each for each in fields}, tuple(ids), named)
+    return Shape({each.slot.name: each for each in fields}, named)
 
 
 def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
@@ -424,8 +418,8 @@ def iter_fields(message: Message) -> Iterator[FieldRef]:
 
 def _iter_fields(shape: Shape, values: dict[str, Any], around: FieldContext) -> Iterator[FieldRef]:
     around = shape.within(values, around)
-    for each in shape.ids:
-        value = values.get(each.slot.name)
+    for name, each in shape.fields.items():
+        value = values.get(name)
         if value is None:
             continue
         if each.kind is not None:

@@ -419,13 +419,11 @@ def tolerate(outcomes: Iterable[Outcome], allowed: Callable[[str, Difference], D
 class Reply(NamedTuple):
     """A request as it was sent once, and its answer, decoded: by the target's names.
 
-    first_sent_ns: when the request of this step was sent for the first time. answer: None if there
-    is none.
+    answer: None if there is none.
     """
 
     step: Step
     node_id: int | None
-    first_sent_ns: int
     sent_ns: int
     answered_ns: int
     request: dict[str, Any]

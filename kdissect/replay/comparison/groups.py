@@ -70,7 +70,7 @@ class _AssignedGroup:
 
 class Groups:
     """The groups of a run, by the target's names. readers: of each reply, those that were followed
-    by another try included; of_final: of final ones."""
+    by another try included."""
 
     def __init__(self, ids: IdMap) -> None:
         self._ids = ids
@@ -82,8 +82,8 @@ class Groups:
                 _TOPIC_CHANGES, lambda reply: self._topic_changes_ns.append(reply.sent_ns)
             ),
             **dict.fromkeys(MEMBER_HEARTBEATS, self._heartbeat),
+            **dict.fromkeys(_CLASSIC_APIS, self._add_classic),
         }
-        self.of_final: Readers = dict.fromkeys(_CLASSIC_APIS, self._add_classic)
 
     def _add_classic(self, reply: Reply) -> None:
         by_api = self._classic[reply.request["group_id"]]
@@ -166,7 +166,7 @@ class Groups:
 
 def _check_heartbeats(by_api: dict[int, list[Reply]]) -> Iterator[Contradiction]:
     changing = [
-        (each.first_sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
+        (each.sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
         for api_key in _CLASSIC_APIS - {ApiKey.HEARTBEAT}
         for each in by_api[api_key]
     ]

@@ -21,12 +21,12 @@ from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
 from kdissect.replay.comparison.kinds import Releases, tolerate_changes
 from kdissect.replay.comparison.logs import Logs
-from kdissect.replay.comparison.normal_form import Found, Normaliser, compare, is_set, requested
+from kdissect.replay.comparison.normal_form import Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Log, Outcome, Reply, Step, Verdict
 from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, decoding, response_of
+from kdissect.replay.workload.messages import Body, decoded, decoding, response_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
@@ -47,8 +47,7 @@ class Answers:
         self.findings: list[Difference] = []
         self.logs, self.groups = Logs(ids), Groups(ids)
         self.claims = Claims(ids, self.logs)
-        always = {**self.logs.readers, **self.groups.readers}
-        at_last = {**self.claims.readers, **self.groups.of_final}
+        always, at_last = {**self.logs.readers, **self.groups.readers}, self.claims.readers
         for outcome in self.in_order():
             key = outcome.step.exchange.api_key
             for is_final, reply in _replies(outcome) if key in always or key in at_last else ():
@@ -77,13 +76,13 @@ def _replies(outcome: Outcome) -> Iterator[tuple[bool, Reply]]:
         answer = decoded(each.answer or b"", "response", key, version)
         if request is not None:
             body = None if answer is None else answer.body
-            times_ns = tries[0].sent_ns, each.sent_ns, each.answered_ns
+            times_ns = each.sent_ns, each.answered_ns
             yield each is outcome, Reply(step, outcome.node_id, *times_ns, request.body, body)
 
 
 class Judge:
     """Judges the answers of one run. reference: those that they should be; None for the captured
-    responses. used: names of the rules that have allowed a difference."""
+    responses."""
 
     def __init__(
         self, answers: Answers, table: FieldTable, reference: Answers | None = None
@@ -95,7 +94,7 @@ class Judge:
             Normaliser(each, table, named, is_target=is_target, keeps_server=has_reference)
             for each, is_target in ((ids, True), (expected_ids, has_reference))
         )
-        self._table, self.used = table, set[str]()
+        self._table = table
         # of compared answers: steps and their record sets
         self._expected_records: dict[Log, list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -147,10 +146,6 @@ class Judge:
         assert outcome.answer is not None
         version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
         is_fetch = exchange.api_key in FETCH_APIS
-        # Records of an answer are looked at nevertheless, since others may lack them.
-        if self._reference is None and version == exchange.api_version and not is_fetch:
-            if exchange.response is not None and outcome.answer[4:] == exchange.response[4:]:
-                return Judgement()
         expected = self._expected(step)
         if isinstance(expected, str):
             return Judgement(Verdict.TOLERATED, reason=expected)
@@ -160,8 +155,8 @@ class Judge:
         differences = self.differences(step, expected, answer)
         for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
             self._expected_records[log].append((step.number, partition["records"] or b""))
-        if version != expected.api_version:
-            versions = f"v{expected.api_version}", f"v{version}"
+        if answer.api_version != expected.api_version:
+            versions = f"v{expected.api_version}", f"v{answer.api_version}"
             note = "sent at the nearest version that the target speaks"
             one = Difference("api_version", (), *versions, rule=OTHER_VERSION, note=note)
             differences.insert(0, one)
@@ -171,20 +166,19 @@ class Judge:
         found = compare(
             self._expected_form.tree(step, expected),
             self._answer_form.tree(step, answer),
+            partial(self._allowed, step),
             common_only=expected.api_version != answer.api_version,
         )
-        return [self._allowed(step, each) for each in found]
+        return list(found)
 
-    def _allowed(self, step: Step, found: Found) -> Difference:
+    def _allowed(self, step: Step, one: Difference, around: tuple[Body, ...]) -> Difference:
         """The difference with the name of the first rule that allows it. Its conditions are about
         the struct of the field, or for what is below an ignored field, one of those around."""
-        one = found.difference
         for rule in self._table.at(step.api_name, one.place):
-            holders = found.holders if rule.ignores_below else found.holders[-1:]
+            holders = around if rule.ignores_below else around[-1:]
             if _allows(rule, one) and any(
-                self._expected_form.applies(rule, step, each) for each in holders
+                self._expected_form.applies(rule, step.is_racing, each) for each in holders
             ):
-                self.used.add(rule.name)
                 return replace(one, rule=rule.name)
         return one
 
@@ -253,15 +247,14 @@ def judge_run(
 
     Returns notes, which name what is noise, and rules of the user that allowed nothing.
     """
-    used, judged = set[str](), list[list[Judgement]]()
+    judged: list[list[Judgement]] = []
     each_of: Sequence[Answers | None] = references or [None]
     for reference in each_of:
-        judge = Judge(answers, table, reference)
-        judge.judge()
-        used |= judge.used
+        Judge(answers, table, reference).judge()
         judged.append([each.judgement for each in answers.outcomes])
     for outcome, *judgements in zip(answers.outcomes, *judged, strict=True):
         outcome.judgement = min(judgements, key=_difference_count)
+    used = {one.rule for each in chain(*judged) for one in each.differences}
     notes = [
         f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
         for rule in table.rules

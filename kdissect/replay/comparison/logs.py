@@ -106,18 +106,14 @@ class Produced:
 
 @dataclass(slots=True)
 class _Fetched:
-    """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown."""
+    """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown. aborted: the
+    producers that a read_committed answer lists, None in others."""
 
     log: Log
     reply: Reply
-    body: Body
     batches: list[Batch]
     fetch_offset: int = -1
-    is_committed: bool = False
-
-    @classmethod
-    def of(cls, log: Log, reply: Reply, body: Body, *asked: Any) -> _Fetched:
-        return cls(log, reply, body, batches_of(body["records"] or b""), *asked)
+    aborted: set[int] | None = None
 
     @property
     def end(self) -> int:
@@ -244,12 +240,15 @@ class Logs(dict[Log, LogFacts]):
         for log, partition in self._topics.logs(reply.taken):
             if not partition["error_code"]:
                 offset = named.get(log, {}).get("fetch_offset", -1)
-                self[log].add(_Fetched.of(log, reply, partition, offset, is_committed))
+                listed = entries(partition.get("aborted_transactions"))
+                aborted = {each["producer_id"] for each in listed} if is_committed else None
+                found = batches_of(partition["records"] or b"")
+                self[log].add(_Fetched(log, reply, found, offset, aborted))
                 self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
 
     def _share_fetch(self, reply: Reply) -> None:
         for log, partition in self._topics.logs(reply.body):
-            self[log].add(_Fetched.of(log, reply, partition))
+            self[log].add(_Fetched(log, reply, batches_of(partition["records"] or b"")))
 
     def _list_offsets(self, reply: Reply) -> None:
         asked = dict(self._topics.logs(reply.request))
@@ -286,10 +285,9 @@ class Logs(dict[Log, LogFacts]):
             is_lasting = bool(log[0]) and log[0] not in self._deleted
             kept = {*facts.produced, *facts.delivered} if self._is_dense(log[0]) else set()
             for fetched in facts.fetched:
-                yield from _check_batches(fetched, kept)
-                yield from _check_content(fetched, facts)
-                if is_lasting and fetched.is_committed:
-                    yield from _check_aborted(fetched)
+                yield from _check_batches(fetched, facts, kept)
+                if is_lasting and fetched.aborted is not None:
+                    yield from _check_aborted(fetched, fetched.aborted)
             if is_lasting:
                 yield from self._check_ends(facts)
                 yield from _check_falling(log, facts.readings["starts"])
@@ -364,10 +362,6 @@ class RecordComparison:
 
     def _compare_rows(self, step: int, batch: Batch) -> Iterator[int]:
         """Compare record by record. Yields the offsets of those that no answer brings."""
-        header, facts = batch.header, self._facts
-        if header.magic == 2 and not facts.delivered and not facts.old:  # the target has no records
-            yield from range(header.base_offset, header.base_offset + header.record_count)
-            return
         for row in batch.rows().values():
             offset = self._to_target(self._facts.log, row["offset"])
             other = self._row(offset)
@@ -410,40 +404,41 @@ def _content(row: Row) -> Content:
 # -- answers beside each other --------------------------------------------------------------------
 
 
-def _check_batches(fetched: _Fetched, kept: Collection[int]) -> Iterator[Contradiction]:
-    """Checksums and order of the batches of one answer. kept: offsets at which the log has a batch
-    for certain."""
+def _check_batches(
+    fetched: _Fetched, facts: LogFacts, kept: Collection[int]
+) -> Iterator[Contradiction]:
+    """Checksums, order and content of the batches of one answer. kept: offsets at which the log has
+    a batch for certain."""
     due, is_first = fetched.fetch_offset, True
     for batch in fetched.batches:
         header, base = batch.header, batch.header.base_offset
         if header.magic != 2:
             continue
+        here = count_text(header.record_count, base)
         if not batches.is_sealed(batch.record_set, header):
             yield fetched.wrong(base, "right", "wrong", "it is damaged", ".crc")
         if header.last_offset < due or (not is_first and base < due):
-            here = count_text(header.record_count, base)
             yield fetched.wrong(base, _NO_RECORDS, here, "its offsets are here already")
         elif 0 <= due < base and any(due <= each < base for each in kept):
             left_out = count_text(base - due, due)
             yield fetched.wrong(due, left_out, _NO_RECORDS, "the answer leaves them out")
         due, is_first = max(due, header.last_offset + 1), False
+        if not header.is_control and (note := _other_content(batch, facts)):
+            yield fetched.wrong(base, "the same", here, note)
 
 
-def _check_content(fetched: _Fetched, facts: LogFacts) -> Iterator[Contradiction]:
-    """A batch has the records that were produced at its offset, or delivered from there before."""
-    for header, batch in ((each.header, each) for each in fetched.batches):
-        if header.magic != 2 or header.is_control:
-            continue
-        base = header.base_offset
-        produced, delivered = facts.produced.get(base), facts.delivered[base]
-        for known, note in (
-            (b"" if produced is None else produced.data, "not the batch that was produced there"),
-            (delivered.data, "another answer has other records there"),
-        ):
-            is_whole = len(known) >= batches.BATCH_HEADER_SIZE
-            if is_whole and not batches.have_same_content(known, batch.data):
-                yield fetched.wrong(base, "the same", count_text(header.record_count, base), note)
-                break
+def _other_content(batch: Batch, facts: LogFacts) -> str:
+    """How a batch differs from what was produced at its offset, or delivered from there before."""
+    base = batch.header.base_offset
+    if base in facts.produced and _differs(batch, facts.produced[base].data):
+        return "not the batch that was produced there"
+    is_other = _differs(batch, facts.delivered[base].data)
+    return "another answer has other records there" if is_other else ""
+
+
+def _differs(batch: Batch, known: bytes) -> bool:
+    is_whole = len(known) >= batches.BATCH_HEADER_SIZE
+    return is_whole and not batches.have_same_content(known, batch.data)
 
 
 def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction]:
@@ -465,9 +460,8 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
             yield reading.below(log, least, "an earlier answer showed more")
 
 
-def _check_aborted(fetched: _Fetched) -> Iterator[Contradiction]:
+def _check_aborted(fetched: _Fetched, listed: set[int]) -> Iterator[Contradiction]:
     """Aborted records of a read_committed answer are listed, by their producer."""
-    listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
     found = batches.aborted([each.header for each in fetched.batches])
     for producer in sorted({each.producer_id for each in found} - listed):
         place, note = _FETCHED + "aborted_transactions", "its records were aborted"

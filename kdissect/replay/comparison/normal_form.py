@@ -16,7 +16,7 @@ state is a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,20 +119,20 @@ class Normaliser:
         shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
         asked = request_body(step.exchange)  # names what the response may not
         group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
-        around = shape.within(message.body, FieldContext(group=group, transactional_id=owner))
-        tree = self._struct(step, shape, message.body, around)
+        request = FieldContext(group=group, transactional_id=owner, is_racing=step.is_racing)
+        tree = self._struct(shape, message.body, shape.within(message.body, request))
         if message.surplus:
             tree[SURPLUS] = message.surplus
         return tree
 
     # -- structs and arrays -------------------------------------------------------------------
 
-    def _struct(self, step: Step, shape: Shape, values: Body, around: FieldContext) -> Body:
+    def _struct(self, shape: Shape, values: Body, around: FieldContext) -> Body:
         """around: the context of the struct's fields."""
         tree: Body = {}
         for name, each in shape.fields.items():
             value = values.get(name)
-            kind = self._kind(each.rules, step, values)
+            kind = self._kind(each.rules, values, around)
             if kind in (FieldKind.IGNORE, FieldKind.SESSION, FieldKind.RECORDS):
                 continue
             if kind is FieldKind.SERVER:
@@ -141,24 +141,26 @@ class Normaliser:
             elif value is None:
                 tree[name] = None if kind not in _CHOSEN else Chosen(None)
             elif each.inner is None:
-                tree[name] = self._word(step, kind, name, value, values, around)
+                tree[name] = self._word(kind, name, value, values, around)
             elif each.slot.field.is_array:
-                tree[name] = self._array(step, each, each.inner, value, around)
+                tree[name] = self._array(each, each.inner, value, around)
             else:
-                tree[name] = self._struct(step, each.inner, value, each.inner.within(value, around))
+                tree[name] = self._struct(each.inner, value, each.inner.within(value, around))
         if values.get(UNKNOWN_TAGS):
             tree[UNKNOWN_TAGS] = values[UNKNOWN_TAGS]
         return tree
 
-    def _kind(self, rules: tuple[FieldRule, ...], step: Step, values: Body) -> FieldKind | None:
+    def _kind(
+        self, rules: tuple[FieldRule, ...], values: Body, around: FieldContext
+    ) -> FieldKind | None:
         for rule in rules:
-            if not rule.is_conditional or self.applies(rule, step, values):
+            if self.applies(rule, around.is_racing, values):
                 return rule.kind
         return None
 
-    def applies(self, rule: FieldRule, step: Step, values: Body) -> bool:
+    def applies(self, rule: FieldRule, is_racing: bool, values: Body) -> bool:
         """Return whether the conditions of a rule hold in a struct."""
-        if rule.racing and not step.is_racing:
+        if rule.racing and not is_racing:
             return False
         if rule.several_brokers and not self._ids.has_several_brokers:
             return False
@@ -167,25 +169,25 @@ class Normaliser:
         )
 
     def _array(
-        self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
+        self, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
     ) -> Tree:
         elements = Keyed()
         for place, each in enumerate(values):
-            if of.elements and self._kind(of.elements, step, each) in _LEFT_OUT:
+            if of.elements and self._kind(of.elements, each, around) in _LEFT_OUT:
                 continue
             here = inner.within(each, around)
             key, kind = str(place), None
             if of.key:
-                key, kind = self._element_key(step, of, inner, each, here)
+                key, kind = self._element_key(of, inner, each, here)
             if self._is_foreign(kind, key):
                 continue
-            tree = self._struct(step, inner, each, here)
+            tree = self._struct(inner, each, here)
             if key not in elements or not _merges(elements[key], tree, of.key):
                 elements.add(key, tree)
         return elements
 
     def _element_key(
-        self, step: Step, of: ShapeField, inner: Shape, values: Body, around: FieldContext
+        self, of: ShapeField, inner: Shape, values: Body, around: FieldContext
     ) -> tuple[str, FieldKind | None]:
         """The text of an element's key, and the kind of name that it is, if it is one."""
         parts, named = [], None
@@ -194,7 +196,7 @@ class Normaliser:
             if not name:
                 continue
             value = values[name]
-            kind = self._kind(inner.fields[name].rules, step, values)
+            kind = self._kind(inner.fields[name].rules, values, around)
             if kind in _LEFT_OUT:
                 continue
             if name == "api_key":
@@ -204,7 +206,7 @@ class Normaliser:
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
             else:
-                value = plain(self._word(step, kind, name, value, values, around))
+                value = plain(self._word(kind, name, value, values, around))
             named = named or kind
             parts.append(told(value))
         return " ".join(parts), named
@@ -220,13 +222,7 @@ class Normaliser:
         return self._names.get((kind, name), name)
 
     def _word(
-        self,
-        step: Step,
-        kind: FieldKind | None,
-        name: str,
-        value: Any,
-        holder: Body,
-        around: FieldContext,
+        self, kind: FieldKind | None, name: str, value: Any, holder: Body, around: FieldContext
     ) -> Any:
         """The word for a value in a field of a struct, by the kind of the field."""
         if kind is None or kind is FieldKind.EXACT:
@@ -234,13 +230,13 @@ class Normaliser:
         if kind in _CHOSEN:
             return Chosen(value)
         if isinstance(value, list):
-            found = [self._word(step, kind, name, each, holder, around) for each in value]
+            found = [self._word(kind, name, each, holder, around) for each in value]
             return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
         if value == 0 and holder.get("error_code"):
             return value  # Kafka's default, and no id: the struct only says what is wrong
         match kind:
             case FieldKind.OFFSET | FieldKind.STORED_OFFSET | FieldKind.PRODUCED_OFFSET:
-                return value if value < 0 else self._position(step, kind, value, around)
+                return value if value < 0 else self._position(kind, value, around)
             case FieldKind.TOPIC | FieldKind.GROUP | FieldKind.TRANSACTIONAL_ID:
                 return self._name(kind.value, value)
             case FieldKind.TOPIC_ID:
@@ -277,16 +273,18 @@ class Normaliser:
                 return with_topics(value, what, partial(self._name, "topic"))
         return value
 
-    def _position(self, step: Step, kind: FieldKind, offset: int, around: FieldContext) -> Any:
+    def _position(self, kind: FieldKind, offset: int, around: FieldContext) -> Any:
         """Where an offset is in the captured log. While another request writes, and next to
         transaction markers, that is no matter: `logs` compares it with the target's log. One of
         the capture counts as the target's do: next to markers and log starts the numbers differ."""
         log = self.topics.name(around.topic, around.topic_id), around.partition
-        is_marked, offsets = log in self._ids.marked, self._ids.offsets
-        if kind is FieldKind.PRODUCED_OFFSET:  # by the batches before it; the first has none
-            shift = self._ids.shifts.get((step.number, log)) if self._is_target else 0
-            return Chosen(offset) if is_marked or shift is None else offset - shift
-        if step.is_racing or (is_marked and kind is FieldKind.OFFSET):
+        offsets = self._ids.offsets
+        if kind is not FieldKind.STORED_OFFSET and log in self._ids.marked:
+            return Chosen(offset)
+        if kind is FieldKind.PRODUCED_OFFSET:
+            base = offsets.base_to_capture(log, offset) if self._is_target else offset
+            return Chosen(offset) if base is None else base
+        if around.is_racing:
             return Chosen(offset)
         there = offset if self._is_target else offsets.to_target(log, offset)
         return offsets.to_capture(log, there)
@@ -319,11 +317,8 @@ def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
 _CODES = ("error_code", "partition_error_code")
 
 
-class Found(NamedTuple):
-    """A difference with the structs on the way to it."""
-
-    difference: Difference
-    holders: tuple[Body, ...]
+# Gives a difference the rule that allows it, by the structs on the way to it.
+Allow = Callable[[Difference, tuple[Body, ...]], Difference]
 
 
 class Place(NamedTuple):
@@ -332,6 +327,7 @@ class Place(NamedTuple):
     is_secret: by the struct of either tree. common_only: only fields that both have are compared.
     """
 
+    allow: Allow
     common_only: bool
     path: str = ""
     keys: tuple[str, ...] = ()
@@ -349,18 +345,18 @@ class Place(NamedTuple):
         holders = (*self.holders[:-1], holder)
         return self._replace(path=f"{self.path}[]", keys=(*self.keys, key), holders=holders)
 
-    def found(self, c: Tree, a: Tree, note: str = "") -> Found:
+    def found(self, c: Tree, a: Tree, note: str = "") -> Difference:
         values = plain(c), plain(a)
         one = Difference(self.path, self.keys, *values, note=note, is_secret=self.is_secret)
-        return Found(one, self.holders)
+        return self.allow(one, self.holders)
 
 
-def compare(captured: Tree, answered: Tree, *, common_only: bool = False) -> Iterator[Found]:
+def compare(c: Body, a: Body, allow: Allow, *, common_only: bool = False) -> Iterator[Difference]:
     """The differences of two trees. common_only: of fields that both sides have."""
-    yield from _structs(captured, answered, Place(common_only))
+    yield from _structs(c, a, Place(allow, common_only))
 
 
-def _structs(c: Body, a: Body, place: Place) -> Iterator[Found]:
+def _structs(c: Body, a: Body, place: Place) -> Iterator[Difference]:
     for name in c:
         if name in a and (name in _CODES or name.endswith("_state")):
             if not _are_equal(c[name], a[name]):
@@ -372,7 +368,7 @@ def _structs(c: Body, a: Body, place: Place) -> Iterator[Found]:
             yield from _values(c.get(name), a.get(name), place.field(name, *holders))
 
 
-def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
+def _values(c: Tree, a: Tree, place: Place) -> Iterator[Difference]:
     if _are_equal(c, a):
         return
     if isinstance(c, Keyed) and isinstance(a, Keyed):
@@ -383,18 +379,22 @@ def _values(c: Tree, a: Tree, place: Place) -> Iterator[Found]:
         yield place.found(c, a)
 
 
-def _sets(c: Keyed, a: Keyed, place: Place) -> Iterator[Found]:
+def _sets(c: Keyed, a: Keyed, place: Place) -> Iterator[Difference]:
     found = [
         each
         for key in (*c, *(key for key in a if key not in c))
         for each in _elements(c.get(key, ABSENT), a.get(key, ABSENT), key, place)
     ]
-    if found and bool(c) != bool(a) and all(_is_one_sided(each) for each in found):
+    if (
+        found
+        and bool(c) != bool(a)
+        and all(ABSENT in (each.captured, each.answered) for each in found)
+    ):
         found = [place.found([*c], [*a])]
     yield from found
 
 
-def _elements(c: Tree, a: Tree, key: str, place: Place) -> Iterator[Found]:
+def _elements(c: Tree, a: Tree, key: str, place: Place) -> Iterator[Difference]:
     here = place.element(key, a if c is ABSENT else c)
     if a is ABSENT:
         a = _without(c)
@@ -429,11 +429,6 @@ def _without(element: Tree) -> Tree:
             name: Keyed() if isinstance(value, Keyed) else value for name, value in element.items()
         }
     return ABSENT
-
-
-def _is_one_sided(found: Found) -> bool:
-    one = found.difference
-    return one.captured is ABSENT or one.answered is ABSENT
 
 
 def _said(c: Body, a: Body) -> str:

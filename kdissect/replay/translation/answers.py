@@ -60,34 +60,21 @@ def _delete_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: 
             ids.target.forget_topic(topic["name"])
 
 
-def _produce(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    answered = dict(ids.target_topics.logs(answer))
-    written: set[Log] = set()
+def produced(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
+    """Of a Produce. answer: empty if there is none."""
+    answered, sent = dict(ids.target_topics.logs(answer)), dict(ids.names.logs(asked))
     for log, partition in ids.names.logs(captured):
-        target_partition = answered.get(log)
-        if target_partition is None or target_partition["error_code"] != 0:
+        if partition["error_code"] != 0:
             continue
-        written.add(log)
-        if partition["error_code"] == 0:
-            expected = ids.offsets.expect(log, partition["base_offset"])
-            if expected is not None:
-                ids.shifts[step.number, log] = expected - partition["base_offset"]
-            ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
-            ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
-    lost(ids, asked, captured, written)
-
-
-def lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
-    """Batches that the capture's broker took and the target did not."""
-    taken = {log for log, entry in ids.names.logs(captured) if entry["error_code"] == 0}
-    if taken <= written:
-        return
-    for log, entry in ids.names.logs(asked):
-        if log in taken and log not in written:
-            for header in headers(entry["records"] or b""):
-                if header.producer_id >= 0:
-                    producer = Producer(header.producer_id, header.producer_epoch)
-                    ids.producers.lost(producer, log, header.record_count)
+        target = answered.get(log, {})
+        if target.get("error_code") == 0:
+            ids.offsets.produced(log, partition["base_offset"], target["base_offset"])
+            ids.offsets.target_starts(log, target.get("log_start_offset", -1))
+            continue
+        for header in headers(sent.get(log, {}).get("records") or b""):
+            if header.producer_id >= 0:
+                producer = Producer(header.producer_id, header.producer_epoch)
+                ids.producers.lost(producer, log, header.record_count)
 
 
 def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
@@ -150,7 +137,7 @@ LEARNERS: dict[int, Callable[..., None]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _metadata,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
-    ApiKey.PRODUCE: _produce,
+    ApiKey.PRODUCE: produced,
     ApiKey.INIT_PRODUCER_ID: _producer,
     ApiKey.END_TXN: _producer,
     ApiKey.JOIN_GROUP: lambda ids, step, *bodies: ids.groups.joined(*bodies),

@@ -29,10 +29,10 @@ class Groups:
     def __init__(self) -> None:
         self.members: dict[tuple[str, str], str] = {}  # (group, member id) -> member id
         self.captured: dict[tuple[str, str], str] = {}  # (group, the target's id) -> first id
-        self._generations: dict[tuple[str, int], int] = {}
+        # (group, member or "" for a classic group, captured value) -> value
+        self._generations: dict[tuple[str, str, int], int] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
-        self._epochs: dict[tuple[str, str, int], int] = {}
         self._last_epoch: dict[tuple[str, str], int] = {}
         self._assigned: dict[tuple[str, str], Assigned] = {}
 
@@ -58,14 +58,12 @@ class Groups:
     def generation(self, group: str, member: str, captured: int) -> int:
         """The target's generation of a classic group, or epoch of a member.
 
-        Values up to 0 that no answer returned have a meaning of their own (0: join, -1: leave), and
-        stay.
+        Values up to 0 have a meaning of their own (0: join, -1: leave), and stay.
         """
-        if captured <= 0 and (group, captured) not in self._generations:
+        if captured <= 0:
             return captured
-        if (group, member) not in self._last_epoch:
-            return self._generations.get((group, captured), captured)
-        return self._epochs.get((group, member, captured), captured)
+        of_group = self._generations.get((group, "", captured), captured)
+        return self._generations.get((group, member, captured), of_group)
 
     def assignments(
         self, group: str, generation: int, member: str, given: list[Body]
@@ -105,7 +103,7 @@ class Groups:
             self.learn(group, captured["member_id"], answer["member_id"])
         if captured["error_code"] == 0 and answer["error_code"] == 0:
             generation = captured["generation_id"]
-            self._generations[group, generation] = answer["generation_id"]
+            self._generations[group, "", generation] = answer["generation_id"]
             self._leaders[group, generation] = answer["leader"]
 
     def heartbeat(self, request: Body, captured: Body, answer: Body) -> None:
@@ -124,7 +122,8 @@ class Groups:
         The heartbeat may be the replay's own, or one that is sent again.
         """
         epoch = answer["member_epoch"]
-        self._epochs[group, member, captured_epoch] = self._last_epoch[group, member] = epoch
+        self._generations[group, member, captured_epoch] = epoch
+        self._last_epoch[group, member] = epoch
         if (assigned := assignment_in(answer)) is not None:
             self._assigned[group, member] = assigned
 

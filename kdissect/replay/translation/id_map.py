@@ -11,6 +11,7 @@ from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -42,8 +43,7 @@ _SEQUENCES = 1 << 31  # they wrap to 0
 _CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
 MODES = (_CAPTURED, EARLIEST, RELATIVE)
 
-FOREVER_OFFSET = 1 << 63  # beyond any offset
-_UNKNOWN_OFFSET = FOREVER_OFFSET - 1  # the high watermark of a Fetch that knows none (KIP-1166)
+_UNKNOWN_OFFSET = (1 << 63) - 1  # the high watermark of a Fetch that knows none (KIP-1166)
 
 
 class IdMap:
@@ -72,8 +72,6 @@ class IdMap:
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, from answers
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         self.marked: set[Log] = set()  # with markers of captured transactions
-        # (step, log) -> how much higher a Produce's base offset should be, by the batch before it
-        self.shifts: dict[tuple[int, Log], int] = {}
         self.may_create = ADMIN in plan.options.allow
         self.captured_nodes = sorted(plan.workload.facts.brokers)
         self.names = captured_topics(plan.workload.facts)
@@ -297,13 +295,18 @@ class _LogOffsets:
     first_fetched: int = -1  # smallest offset that the capture fetched
     target_start: int = -1
     batches: list[tuple[int, int]] = field(default_factory=list)  # captured, target base, ascending
-    by_target: list[tuple[int, int]] = field(default_factory=list)  # target, captured base
-    is_fresh: bool = False  # nothing was in it when the replay began to write
+    by_target: list[tuple[int, int]] = field(default_factory=list)
 
     def distance(self, mode: str) -> int:
         """Target's offsets minus captured ones, by the start of the log; 0 if it is unknown."""
         start = self.first_fetched if mode == EARLIEST else self.captured_start
         return 0 if self.target_start < 0 or start < 0 else self.target_start - start
+
+    def reversed(self) -> list[tuple[int, int]]:
+        """The batches by their offsets at the target: target, captured base."""
+        if not self.by_target:
+            self.by_target = sorted((target, captured) for captured, target in self.batches)
+        return self.by_target
 
 
 class OffsetMap:
@@ -337,12 +340,13 @@ class OffsetMap:
             entry.target_start = start
 
     def created(self, topic: str) -> None:
-        """Note that the replay created this topic, so its logs are empty and begin at offset 0."""
+        """Note that the replay created this topic, so its logs are empty and begin at offset 0: as
+        behind a batch that ends there."""
         for log, entry in self._logs.items():
             if log[0] == topic:
-                self._logs[log] = _LogOffsets(
-                    entry.captured_start, entry.first_fetched, target_start=0, is_fresh=True
-                )
+                start = entry.captured_start
+                before = [(start - 1, -1)] if start >= 0 else []
+                self._logs[log] = _LogOffsets(start, entry.first_fetched, 0, before)
 
     def produced(self, log: Log, captured: int, target: int) -> None:
         """The same batch has these base offsets in the capture and at the target."""
@@ -354,17 +358,6 @@ class OffsetMap:
         is_known = bool(known) and known[0][0] == captured
         entry.batches[place : place + is_known] = [(captured, target)]
         entry.by_target.clear()
-
-    def expect(self, log: Log, captured: int) -> int | None:
-        """The target's base offset for a batch with this captured base offset; None if unknown."""
-        entry = self._logs[log]
-        if captured < 0:
-            return None
-        if entry.batches:
-            return _moved(entry.batches, captured)
-        if entry.is_fresh and entry.captured_start >= 0:
-            return captured - entry.captured_start
-        return captured if self.mode == _CAPTURED else None
 
     def to_target(self, log: Log, offset: int) -> int:
         """The target's offset of a captured one; negative ones have a meaning of their own."""
@@ -382,12 +375,18 @@ class OffsetMap:
         entry = self._logs[log]
         if self.mode == EARLIEST or not entry.batches:
             return max(0, offset - entry.distance(self.mode))
-        if not entry.by_target:
-            entry.by_target = sorted((target, captured) for captured, target in entry.batches)
-        return max(0, _moved(entry.by_target, offset))
+        return max(0, _moved(entry.reversed(), offset))
+
+    def base_to_capture(self, log: Log, base: int) -> int | None:
+        """The captured base offset of a batch that the target has appended at `base`: as far from
+        the batch before it. None if none is known."""
+        bases = self._logs[log].reversed()
+        if bases and bases[0][0] < base:
+            return _moved(bases, base - 1) + 1
+        return base if self.mode == _CAPTURED else None
 
 
 def _moved(bases: list[tuple[int, int]], offset: int) -> int:
     """The offset on the other side. bases: base offsets of batches, on this side and the other."""
-    here, there = bases[max(0, bisect_right(bases, (offset, FOREVER_OFFSET)) - 1)]
+    here, there = bases[max(0, bisect_right(bases, offset, key=itemgetter(0)) - 1)]
     return there + offset - here

@@ -7,10 +7,11 @@ merged into one before anything reads them. A frame is cut after its ids have be
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.errors import DecodeError, EncodeError
+from kdissect.errors import EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import IdMap
@@ -143,18 +144,11 @@ def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
     """One frame with what all answers say; one that cannot be decoded stands for all."""
     if len(answers) == 1:
         return answers[0]
-    api_key, api_version = step.exchange.api_key, ids.api_version(step)
-    messages = []
-    for frame in answers:
-        try:
-            message = decode_message(
-                frame, side="response", api_key=api_key, api_version=api_version
-            )
-        except (DecodeError, ValueError):
-            return frame
-        messages.append(message)
-    whole = messages[0]
-    for other in messages[1:]:
+    found = [ids.answer_of(step, each) for each in answers]
+    if None in found:
+        return answers[found.index(None)]
+    whole, *others = copy.deepcopy([each for each in found if each is not None])
+    for other in others:
         _join(whole.body, other.body)
     try:
         return encode_message(whole)

@@ -135,7 +135,7 @@ class Translator:
     def failed(self, step: Step) -> None:
         """No answer to a step came, or it was not sent."""
         if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
-            answers.lost(self.ids, *messages.bodies(step.exchange), set())
+            answers.produced(self.ids, step, *messages.bodies(step.exchange), {})
 
     # -- members of groups, for requests of the replay's own --------------------------------------
 
@@ -187,17 +187,11 @@ def translate(ids: IdMap, step: Step, request: Message) -> None:
     refs = list(iter_fields(request))
     refs.sort(key=lambda ref: ref.kind not in (FieldKind.GENERATION, FieldKind.PRODUCER_EPOCH))
     for ref in refs:
-        change = _CHANGES.get(ref.kind)
-        if change is None:
-            continue
-        value = ref.holder[ref.slot.name]
-        if isinstance(value, list):
-            found = [change(ids, step, ref, each) for each in value]
+        if (change := _CHANGES.get(ref.kind)) is not None:
+            found = [change(ids, step, ref, each) for each in ref.values]
             if ref.kind is FieldKind.NODE:  # several of the capture's may be one at the target
                 found = list(dict.fromkeys(found))
-            ref.holder[ref.slot.name] = found
-        else:
-            ref.holder[ref.slot.name] = change(ids, step, ref, value)
+            ref.holder[ref.slot.name] = found if ref.slot.field.is_array else found[0]
 
 
 # -- by the kind of a field -------------------------------------------------------------------
