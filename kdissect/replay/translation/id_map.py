@@ -18,9 +18,9 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ADMIN, Exchange, Log, ReplayPlan, Step, TranslateOptions
+from kdissect.replay.model import ADMIN, Log, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.groups import Groups, ShareSessions
-from kdissect.replay.workload.fetch_sessions import FetchSessions
+from kdissect.replay.workload.fetch_sessions import FetchSessions, by_topic
 from kdissect.replay.workload.messages import (
     Body,
     TopicNames,
@@ -80,13 +80,15 @@ class IdMap:
         self.target_topics = TopicNames(by_id, partial(self.captured_name, "topic"))
         self.renames = self.options.renames
         self.old_names = {(kind, new): old for (kind, old), new in self.renames.items()}
+        sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         for step in plan.steps:
             if step.skipped is None:
-                self._add_captured(step.exchange)
+                self._add_captured(step, sessions)
 
-    def _add_captured(self, exchange: Exchange) -> None:
+    def _add_captured(self, step: Step, sessions: FetchSessions) -> None:
         """Take from a captured exchange the values that answers are compared with: log start
         offsets, fetched offsets, assignments, and partitions in transactions."""
+        exchange = step.exchange
         if exchange.api_key not in (ApiKey.SYNC_GROUP, ApiKey.FETCH, ApiKey.PRODUCE):
             return
         asked, captured = bodies(exchange)
@@ -96,7 +98,8 @@ class IdMap:
         for log, entry in self.names.logs(captured):
             self.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
         if exchange.api_key == ApiKey.FETCH:
-            for log, entry in self.names.logs(asked):
+            found = sessions.ask(self.broker(step), asked, captured) or {}
+            for log, entry in self.names.logs({"topics": by_topic(found)}):
                 self.offsets.add_captured(log, fetched=entry["fetch_offset"])
         elif asked.get("transactional_id") is not None:
             self.marked.update(log for log, _ in self.names.logs(asked))

@@ -313,7 +313,7 @@ class _FactsReader:
                 count or result.get("num_partitions", 0),
                 max(entry["replication_factor"], result.get("replication_factor", 0)),
             )
-            topic.is_created = True
+            topic.is_created |= self.is_replayed
             configs = {each["name"]: each["value"] for each in messages.entries(entry["configs"])}
             topic.configs |= {name: value for name, value in configs.items() if value is not None}
 
