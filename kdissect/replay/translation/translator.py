@@ -356,8 +356,8 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
     if body["session_epoch"] < 0:
         return {**body, "session_id": 0}
     found = ids.sessions.ask(ids.broker(step), body, captured)
-    if found is None:
-        raise Untranslatable("the capture does not show how its fetch session began")
+    if not found and body["session_epoch"] > 0:
+        raise Untranslatable("the capture does not show what its fetch session asks for")
     without = {"session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
     return {**body, **without, "topics": by_topic(found)}
 

@@ -6,13 +6,16 @@ session's earlier requests.
 
 from __future__ import annotations
 
+from itertools import islice
 from uuid import UUID
 
+from kdissect.replay.batches import headers
 from kdissect.replay.model import Broker
 from kdissect.replay.workload.messages import Body, entries, partitions
 
 # The entry of each partition in a request, by the name or id of its topic, and its number.
 Entries = dict[tuple[str | UUID, int], Body]
+_BYTES = 1 << 20  # of a partition that no request names: the default of consumers
 
 
 class FetchSessions:
@@ -22,16 +25,16 @@ class FetchSessions:
     def __init__(self, known: dict[tuple[Broker, int], Entries]) -> None:
         self.known = dict(known)
 
-    def ask(self, broker: Broker, request: Body, response: Body) -> Entries | None:
-        """The partitions that the next captured Fetch of a session asks for; None if the session's
-        begin is unknown."""
-        if request.get("session_epoch", -1) <= 0:
-            known: Entries | None = {}
-        else:
-            known = self.known.get((broker, request["session_id"]))
-        if known is None:
-            return None
+    def ask(self, broker: Broker, request: Body, response: Body) -> Entries:
+        """The partitions that the next captured Fetch of a session asks for. Of a session whose
+        begin was not captured, these are at least those that had records."""
+        is_new = request.get("session_epoch", -1) <= 0
+        known = {} if is_new else self.known.get((broker, request["session_id"]), {})
         found = in_session(known, request)
+        for topic, number, partition in partitions(response):
+            for first in islice(headers(partition["records"] or b""), 1):
+                at_first = {"partition": number, "fetch_offset": first.base_offset}
+                found.setdefault((_key(topic), number), {**at_first, "partition_max_bytes": _BYTES})
         if session_id := response.get("session_id", 0):
             self.known[broker, session_id] = found
         return found

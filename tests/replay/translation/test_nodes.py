@@ -146,6 +146,13 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
     assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 5]
 
 
+def test_a_fetch_of_an_earlier_session_asks_for_what_it_got() -> None:
+    """The capture does not show how the session began."""
+    t = world((session_fetch(9, 4), with_data(9, 1)), (session_fetch(9, 5, 0), with_data(9, 0)))
+    assert cut(t)[2]["topics"][0]["partitions"][0]["fetch_offset"] == 0
+    assert cut(t, 1).keys() == {1, 2}
+
+
 def share_request(api: ApiKey, epoch: int, *numbers: int) -> tuple[Message, Message]:
     asked = [{"partition_index": each, "acknowledgement_batches": []} for each in numbers]
     topics = [{"topic_id": TOPIC_ID, "partitions": asked}] if asked else []
