@@ -154,9 +154,7 @@ def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: 
 
     pace = options.pace
     if dry_run:
-        makes, renames = options.makes_topics, options.renames
-        effects = effects_of(plan, makes_topics=makes, renames=renames)
-        print_plan(plan, pace, wide_console(), effects)
+        print_plan(plan, pace, wide_console(), effects_of(plan, options))
     elif not quiet:
         print_plan(plan, pace, wide_console(stderr=True))
 

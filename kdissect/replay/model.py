@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdissect.codec.message import Message
@@ -230,7 +231,7 @@ class Step:
     sent_after: tuple[int, ...] = ()
 
     def named(self, kind: str) -> list[str]:
-        """The captured names of the resources of a kind ("topic", "group", "txn")."""
+        """The captured names of the resources of a kind ("topic", "group", "transactional-id")."""
         return [resource[1] for resource, _ in self.accesses if resource[0] == kind]
 
     @property
@@ -276,12 +277,30 @@ class DroppedField(NamedTuple):
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """offsets: "captured", "earliest" or "relative". renames: (kind, old) -> new, kind "topic",
-    "group" or "transactional-id". reencode: send at the nearest version that the target speaks."""
+    """How a plan is brought to a target.
+
+    offsets: "captured", "earliest" or "relative". renames: (kind, old) -> new, kind "topic",
+    "group" or "transactional-id". reencode: send at the nearest version that the target speaks.
+    makes_topics: before the run, those that the capture shows and no request makes.
+    """
 
     offsets: str = "relative"
     renames: Mapping[tuple[str, str], str] = field(default_factory=dict)
     reencode: bool = False
+    makes_topics: bool = False
+
+    @cached_property
+    def old_names(self) -> dict[tuple[str, str], str]:
+        """(kind, new) -> old."""
+        return {(kind, new): old for (kind, old), new in self.renames.items()}
+
+    def name(self, kind: str, captured: str) -> str:
+        """The target's name of one of the capture's topics, groups or transactional ids."""
+        return self.renames.get((kind, captured), captured)
+
+    def captured_name(self, kind: str, name: str) -> str:
+        """The capture's name of one of the target's."""
+        return self.old_names.get((kind, name), name)
 
 
 # -- what came back ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kdissect.replay.model import TranslateOptions
 from kdissect.replay.target.cluster import Target, parse_address
 from kdissect.replay.target.state import State, read_state
 from kdissect.replay.workload.saved_file import save
@@ -70,7 +71,8 @@ def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path:
         host, port = parse_address(broker.address)
         target = Target(host, port)
         await target.probe()
-        state = await read_state(target, topics, {("commit", group): () for group in groups})
+        commits = {("commit", group): () for group in groups}
+        state = await read_state(target, topics, commits, TranslateOptions())
         target.close()
         return state
 

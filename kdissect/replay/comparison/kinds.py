@@ -372,6 +372,6 @@ def find_roots(
 def _resources(touched: Iterable[Resource]) -> tuple[set[Resource], set[Resource]]:
     """The resources that a difference is about, and those with the topics that contain them."""
     named = {("group", each[1]) if each[0] in _GROUP_PARTS else each for each in touched}
-    named = {each for each in named if each[0] in ("topic", "log", "group", "txn")}
+    named = {each for each in named if each[0] in ("topic", "log", "group", "transactional-id")}
     topics = {("topic", each[1]) for each in named if each[0] == "log"}
     return named - topics, named | topics

@@ -72,7 +72,8 @@ def requested(plan: ReplayPlan) -> Names:
     """Topics, groups and transactional ids that the requests of a plan name; others are foreign."""
     sent = [step for step in plan.steps if step.skipped is None]
     topics, groups, ids = (
-        {name for step in sent for name in step.named(word)} for word in ("topic", "group", "txn")
+        {name for step in sent for name in step.named(kind)}
+        for kind in ("topic", "group", "transactional-id")
     )
     return {
         FieldKind.TOPIC: topics,
@@ -102,7 +103,7 @@ class Normaliser:
         self._ids, self._table, self._named = ids, table, named
         self._is_target, self._keeps_server = is_target, keeps_server
         self.topics: TopicNames = ids.target_topics if is_target else ids.names
-        self._names: dict[tuple[str, str], str] = ids.old_names if is_target else {}
+        self._names: dict[tuple[str, str], str] = ids.options.old_names if is_target else {}
         self._nodes = frozenset(ids.target.nodes if is_target else ids.captured_nodes)
         self._producers, self._brokers = Producers(), dict[str, str]()
         self._opaque = {

@@ -311,14 +311,15 @@ def _mark_transactions(steps: Sequence[Step]) -> None:
             continue
         request, response = messages.bodies(step.exchange)
         found = set(messages.error_codes(response))
-        for name in step.named("txn"):
+        for name in step.named("transactional-id"):
             if step.exchange.api_key == ApiKey.INIT_PRODUCER_ID:
                 timeouts_ns[name] = request["transaction_timeout_ms"] * _MS_NS
                 begun_ns.pop(name, None)
                 continue
             if name in timeouts_ns and name in begun_ns and found & _ABORTED:
                 if step.at_ns - begun_ns[name] >= timeouts_ns[name]:
-                    step.awaits += ((("txn", name), timeouts_ns[name] + _TRANSACTION_NS),)
+                    limit_ns = timeouts_ns[name] + _TRANSACTION_NS
+                    step.awaits += ((("transactional-id", name), limit_ns),)
             if step.exchange.api_key != ApiKey.END_TXN:
                 begun_ns.setdefault(name, step.at_ns)
             elif found == {0}:

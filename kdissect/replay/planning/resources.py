@@ -5,7 +5,7 @@ node a request goes to, and what it writes to.
 
 A *resource* is a tuple whose first item says what it is: ``("log", topic, partition)``,
 ``("start", topic, partition)`` for the start of that log, ``("topic", name)``, ``("group", id)``,
-``("commits", group)`` and ``("share", group)`` for the offsets of a group, ``("txn", transactional
+``("commits", group)`` and ``("share", group)`` for the offsets of a group, ``("transactional-id",
 id)``, ``("pid", producer id)``, ``("config", type, name)``, and single ones such as ``("acls",)``.
 """
 
@@ -27,7 +27,8 @@ Names = tuple[str | int, ...]  # the rest of a resource
 
 # By class of API: what requests read and change, beside the topics that they name, which they read.
 # An API that is not here is ADMIN.
-# log, start: of each partition; topic, group, commits, share, txn: of each that the request names.
+# log, start: of each partition; topic, group, commits, share, transactional-id: of each that the
+# request names.
 # peek: a read that no write waits for; add: a write that commutes with other such writes.
 _ACCESSES: dict[str, dict[str, str]] = {
     model.READ: {
@@ -44,14 +45,14 @@ _ACCESSES: dict[str, dict[str, str]] = {
             "DescribeShareGroupOffsets"
         ),
         "groups read": "ListGroups",
-        "txn read, txns read": "DescribeTransactions",
-        "txns read": "ListTransactions",
+        "transactional-id read, transactions read": "DescribeTransactions",
+        "transactions read": "ListTransactions",
         "acls read": "DescribeAcls",
         "tokens read": "DescribeDelegationToken",
         "quotas read": "DescribeClientQuotas",
         "scram read": "DescribeUserScramCredentials",
     },
-    model.PRODUCE: {"log write, start peek, txn read": "Produce"},
+    model.PRODUCE: {"log write, start peek, transactional-id read": "Produce"},
     model.GROUPS: {
         "group write, groups add": (
             "JoinGroup SyncGroup LeaveGroup "
@@ -62,8 +63,8 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "group read, share write, log peek": "ShareFetch ShareAcknowledge",
     },
     model.TRANSACTIONS: {
-        "txn write": "InitProducerId AddPartitionsToTxn AddOffsetsToTxn EndTxn",
-        "txn write, group read, commits write, groups add": "TxnOffsetCommit",
+        "transactional-id write": "InitProducerId AddPartitionsToTxn AddOffsetsToTxn EndTxn",
+        "transactional-id write, group read, commits write, groups add": "TxnOffsetCommit",
     },
     model.ADMIN: {
         "log write, start write": "DeleteRecords",
@@ -170,7 +171,7 @@ class ResourceAccesses:
             logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
             topics |= dict.fromkeys(self._session_topics(request.body, response, list(topics)))
         names = [list(each) for each in (topics, logs, groups, transactions)]
-        return dict(zip(("topic", "log", "group", "txn"), names, strict=True))
+        return dict(zip(("topic", "log", "group", "transactional-id"), names, strict=True))
 
     def _session_topics(self, request: Body, response: Body, topics: list[Names]) -> set[Names]:
         """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
@@ -220,14 +221,14 @@ class ResourceAccesses:
                 if resource["resource_type"] == messages.TOPIC_RESOURCE:
                     yield ("topic", resource["resource_name"]), mode
         elif key == ApiKey.FIND_COORDINATOR:
-            what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "txn"
+            what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "transactional-id"
             for name in body.get("coordinator_keys") or [body.get("key")]:
                 yield (what, name), Mode.PEEK
         elif key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN):
             if (producer_id := response_body(exchange).get("producer_id", -1)) >= 0:
                 yield ("pid", producer_id), Mode.WRITE
         if key not in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
-            for name in named["txn"]:
+            for name in named["transactional-id"]:
                 yield from self._transaction(key, str(name[0]), named)
 
     def _topic_made(self, name: str) -> Iterator[ResourceAccess]:
@@ -239,7 +240,7 @@ class ResourceAccesses:
     ) -> Iterator[ResourceAccess]:
         """What a transaction has written becomes visible when it ends."""
         if key != ApiKey.PRODUCE:
-            yield ("txns",), Mode.COMMUTING_WRITE
+            yield ("transactions",), Mode.COMMUTING_WRITE
         held = self._in_transaction.setdefault(name, set())
         if key in (ApiKey.PRODUCE, ApiKey.ADD_PARTITIONS_TO_TXN):
             held.update(("log", *log) for log in named["log"])

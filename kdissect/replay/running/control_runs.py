@@ -80,24 +80,21 @@ def plan_runs(
     runs = [PlannedRun(reference, name, options, is_control=True) for name in names]
     runs.insert((len(runs) + 1) // 2, PlannedRun(target, "the run", options))
     if count and not options.reset:
-        _keep_apart(plan, runs, options.makes_topics)
+        _keep_apart(plan, runs, options)
     for run in runs:
-        renames = run.options.renames
-        run.effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
+        run.effects = effects_of(plan, run.options)
     return runs
 
 
-def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool) -> None:
+def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], options: SessionOptions) -> None:
     """Give each run another suffix for the names that the plan writes to."""
-    effects = effects_of(plan, makes_topics=makes_topics)
-    _check_names(plan, effects, makes_topics)
+    effects = effects_of(plan, replace(options, renames={}))
+    _check_names(plan, effects, options.makes_topics)
     started = f"{int(time.time()):x}"
     for number, run in enumerate(runs, 1):
         run.suffix = f"-{started}-{number}"
-        renames = dict(run.options.renames)
-        for of_plan in effects.all():
-            renames[of_plan] = f"{renames.get(of_plan, of_plan[1])}{run.suffix}"
-        run.options = replace(run.options, renames=renames)
+        renames = {each: f"{options.name(*each)}{run.suffix}" for each in effects.all()}
+        run.options = replace(options, renames={**options.renames, **renames})
 
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:

@@ -42,7 +42,6 @@ class SessionOptions(model.TranslateOptions):
     pace: Pace = field(default_factory=Pace)
     answer_timeout_s: float = 30.0
     table: FieldTable = field(default_factory=built_in_fields)
-    makes_topics: bool = False
     into_existing: bool = False
     fail_on: frozenset[str] = FAIL_ON
     baseline: Baseline | None = None
@@ -154,12 +153,8 @@ class _Session:
 
     async def _compare_start(self, planned: PlannedRun) -> None:
         """Say what the target lacks of the state that captured answers depend on."""
-        lines = await find_missing(
-            planned.target,
-            starting_facts(self.plan),
-            planned.options.renames,
-            makes_topics=self.options.makes_topics,
-        )
+        needed = starting_facts(self.plan)
+        lines = await find_missing(planned.target, needed, planned.options)
         if len(lines) > LACKS_MAX:
             lines[LACKS_MAX:] = [f"{len(lines) - LACKS_MAX} more such reasons"]
         for line in lines:
@@ -177,7 +172,7 @@ class _Session:
         ids = IdMap(plan, planned.options, kept, target.cluster)
         try:
             if options.makes_topics:
-                self.notes += await guard.create_topics(plan, target, planned.options.renames)
+                self.notes += await guard.create_topics(plan, target, planned.options)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
@@ -256,7 +251,7 @@ async def _read_back(planned: PlannedRun, answers: Answers) -> None:
     """Read the state after a run."""
     ids, target = answers.ids, planned.target
     topics = {name: ids.captured_name("topic", name) for name in planned.effects.names("topic")}
-    state = await read_state(target, topics.values(), answers.claims.decided, renames=ids.renames)
+    state = await read_state(target, topics.values(), answers.claims.decided, ids.options)
     target.close()
     held = {captured for name, captured in topics.items() if planned.existing.get(("topic", name))}
     answers.end_in(state, held)

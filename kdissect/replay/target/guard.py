@@ -39,7 +39,7 @@ _BESIDE = (model.DELETE_EXISTING, SAME_CLUSTER)
 _KIND_OF = {
     **dict.fromkeys(("log", "topic"), "topic"),
     **dict.fromkeys(("group", "commits", "share"), "group"),
-    "txn": "transactional-id",
+    "transactional-id": "transactional-id",
 }
 SHOWN_NAMES = 40
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
@@ -129,23 +129,15 @@ class Effects:
         return [name for each, name in self.all() if each == kind]
 
 
-def effects_of(
-    plan: model.ReplayPlan,
-    *,
-    makes_topics: bool = False,
-    renames: Mapping[tuple[str, str], str] | None = None,
-) -> Effects:
-    """The effects of the steps that will be sent.
-
-    makes_topics: whether `--create-topics` is given.
-    renames: as in `TranslateOptions`.
+def effects_of(plan: model.ReplayPlan, options: model.TranslateOptions) -> Effects:
+    """The effects of the steps that will be sent, and of topics that are made before.
 
     Kafka's internal topics are left out, since clients do not write to them by name.
     """
-    effects, renames = Effects(), renames or {}
+    effects = Effects()
     internal = {topic.name for topic in plan.workload.facts.topics.values() if topic.is_internal}
-    for topic in topics_to_make(plan) if makes_topics else ():
-        effects.made["topic", renames.get(("topic", topic.name), topic.name)] = None
+    for topic in topics_to_make(plan) if options.makes_topics else ():
+        effects.made["topic", options.name("topic", topic.name)] = None
     for step in plan.steps:
         if step.skipped is not None or step.step_class == model.READ:
             continue
@@ -157,7 +149,7 @@ def effects_of(
         for resource in step.changed:
             kind = _KIND_OF.get(resource[0])
             if kind is not None and (kind != "topic" or resource[1] not in internal):
-                names[kind, renames.get((kind, resource[1]), resource[1])] = None
+                names[kind, options.name(kind, resource[1])] = None
     return effects
 
 
@@ -218,16 +210,15 @@ def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
 
 
 async def create_topics(
-    plan: model.ReplayPlan, target: Target, renames: Mapping[tuple[str, str], str]
+    plan: model.ReplayPlan, target: Target, options: model.TranslateOptions
 ) -> list[str]:
     """Create the plan's topics that the target has not, wait for their leaders, and refresh its
     metadata.
 
-    renames: as in `TranslateOptions`.
     Returns a line for each topic that the target refuses, or makes otherwise. Raises
     EnvironmentFailed if the target cannot be reached.
     """
-    topics = {renames.get(("topic", each.name), each.name): each for each in topics_to_make(plan)}
+    topics = {options.name("topic", each.name): each for each in topics_to_make(plan)}
     wanted = {name: topic for name, topic in topics.items() if name not in target.cluster.topics}
     if not wanted:
         return []

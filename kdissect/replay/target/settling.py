@@ -36,7 +36,6 @@ _CREATING_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.STREAMS_GROUP_HEARTBEAT})
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
-TXN = "transactional-id"
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _OPEN = ENDING | {"Ongoing"}
 _WITH_MEMBERS = frozenset({"PreparingRebalance", "CompletingRebalance", "Stable"})
@@ -168,8 +167,8 @@ class Settled:
         """Wait until groups are empty and transactions over that had run out of time then."""
         for (kind, captured), limit_ns in step.awaits:
             limit_s, name = limit_ns / 1e9, self._ids.name(kind, captured)
-            listed, states = ("group", _WITH_MEMBERS) if kind == "group" else (TXN, _OPEN)
-            await await_state(self._target, listed, name, states, limit_s)
+            states = _WITH_MEMBERS if kind == "group" else _OPEN
+            await await_state(self._target, kind, name, states, limit_s)
 
     async def after(self, outcome: Outcome) -> None:
         """Wait until the target shows everywhere what a request has changed. Waits in vain share
@@ -182,7 +181,7 @@ class Settled:
         step, target, is_settled = outcome.step, self._target, True
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in coordinators_of(self._ids, step):
-                is_settled &= await await_state(target, TXN, name, ENDING, limit_s)
+                is_settled &= await await_state(target, "transactional-id", name, ENDING, limit_s)
         changed = {kind for kind, *_ in step.changed}
         if changed & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)

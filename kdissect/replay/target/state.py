@@ -25,11 +25,11 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay import batches
-from kdissect.replay.model import Log, ReplayPlan
+from kdissect.replay.model import Log, ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
-from kdissect.replay.target.settling import ENDING, SETTLE_S, TXN
+from kdissect.replay.target.settling import ENDING, SETTLE_S
 from kdissect.replay.workload import messages
 from kdissect.replay.workload.messages import Body
 from kdissect.text import plural, visible
@@ -88,17 +88,17 @@ async def read_state(
     target: Target,
     topics: Iterable[str],
     expected: Mapping[Subject, Sequence[Value | None]],
+    options: TranslateOptions,
     *,
-    renames: Mapping[tuple[str, str], str] | None = None,
     with_records: bool = True,
 ) -> State:
     """Read the state of topics of the capture, and of expected groups and transactional ids.
 
     Waits a moment for the deletion of topics that are expected to be `GONE`.
 
-    renames: as in `TranslateOptions`. Parts that the target does not answer are in `State.unread`.
+    Parts that the target does not answer are in `State.unread`.
     """
-    reader = _Reader(target, renames or {})
+    reader = _Reader(target, options)
     gone = [each[1] for each, values in expected.items() if each[0] == "topic" and GONE in values]
     await reader.attempt("topics", reader.topics(topics, gone))
     await reader.attempt("logs", reader.logs())
@@ -121,15 +121,11 @@ async def read_state(
 class _Reader:
     """Reads one target into `state`."""
 
-    def __init__(self, target: Target, renames: Mapping[tuple[str, str], str]) -> None:
+    def __init__(self, target: Target, options: TranslateOptions) -> None:
         self._target = target
-        self._new = renames
-        self._old = {(kind, new): old for (kind, old), new in renames.items()}
+        self._name, self._captured = options.name, options.captured_name
         self._topics: list[str] = []  # those that exist, by the target's names
         self.state = State()
-
-    def _captured(self, kind: str, name: str) -> str:
-        return self._old.get((kind, name), name)
 
     async def attempt(self, what: str, reading: Awaitable[None]) -> None:
         """Await a part; a failure is noted, and the other parts are read all the same."""
@@ -140,9 +136,7 @@ class _Reader:
 
     async def topics(self, wanted: Iterable[str], gone: Iterable[str]) -> None:
         """Read the topics that exist, after deleted ones have gone."""
-        names, deleted = (
-            {self._new.get(("topic", name), name) for name in each} for each in (wanted, gone)
-        )
+        names, deleted = ({self._name("topic", name) for name in each} for each in (wanted, gone))
         async for _ in tries(SETTLE_S):
             await self._target.learn_metadata()
             if not deleted.intersection(self._target.cluster.topics):
@@ -155,7 +149,7 @@ class _Reader:
     async def groups(self, names: Iterable[str]) -> None:
         there = await self._target.states("group")
         for name in names:
-            if self._new.get(("group", name), name) in there:
+            if self._name("group", name) in there:
                 self.state.facts["group", name] = "there"
 
     async def logs(self) -> None:
@@ -166,7 +160,7 @@ class _Reader:
     async def records(self) -> None:
         """Read the records of all logs."""
         for (topic, number), extent in self.state.logs.items():
-            log = self._new.get(("topic", topic), topic), number
+            log = self._name("topic", topic), number
             self.state.logs[topic, number] = await self._content(log, extent)
 
     async def _content(self, log: Log, extent: LogContent) -> LogContent:
@@ -230,7 +224,7 @@ class _Reader:
         """Read the committed offsets of a group."""
         if (self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP) or 0) < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
-        name = self._new.get(("group", group), group)
+        name = self._name("group", group)
         node = await self._target.coordinator(messages.GROUP_KEY, name)
         asked = {"group_id": name, "topics": None}
         body = await self._target.ask(ApiKey.OFFSET_FETCH, asked, node, last=_ONE_GROUP)
@@ -246,8 +240,8 @@ class _Reader:
         if self._target.version(ApiKey.LIST_TRANSACTIONS) is None:
             raise ConnectFailed("unreachable", "the target cannot list transactions")
         async for _ in tries(SETTLE_S):
-            states = await self._target.states(TXN)
-            there = {name: states.get(self._new.get((TXN, name), name)) for name in names}
+            states = await self._target.states("transactional-id")
+            there = {name: states.get(self._name("transactional-id", name)) for name in names}
             if not ENDING.intersection(there.values()):
                 break
         for name, state in there.items():
@@ -324,36 +318,29 @@ def _written_offset(result: Body | None) -> float:
 
 
 async def find_missing(
-    target: Target,
-    needed: Mapping[Subject, int],
-    renames: Mapping[tuple[str, str], str],
-    *,
-    makes_topics: bool,
+    target: Target, needed: Mapping[Subject, int], options: TranslateOptions
 ) -> list[str]:
-    """What the target lacks of the facts that a replay needs, a line for each.
-
-    renames: as in `TranslateOptions`. makes_topics: whether missing topics will be created.
-    """
+    """What the target lacks of the facts that a replay needs, a line for each."""
     if not needed:
         return []
     topics = {each[2 if each[0] == "commit" else 1] for each in needed}
     subjects = dict.fromkeys(needed, ())
-    found = await read_state(target, topics, subjects, renames=renames, with_records=False)
+    found = await read_state(target, topics, subjects, options, with_records=False)
     sizes = {("log", *log): content.end - content.start for log, content in found.logs.items()}
     there = {**found.facts, **sizes}
     lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]
     for (kind, *names), wanted in needed.items() if "topics" not in found.unread else ():
         has, name = int(there.get((kind, *names), -1)), names[1 if kind == "commit" else 0]
-        where = renames.get(("topic", name), name)
+        where = options.name("topic", name)
         if kind == "topic":
-            is_there = has >= wanted if has >= 0 else makes_topics
+            is_there = has >= wanted if has >= 0 else options.makes_topics
             text = f"topic {where}" + (f" with {plural(wanted, 'partition')}" if wanted else "")
         elif kind == "log":
             is_there = has >= wanted or "logs" in found.unread
             text = f"{plural(wanted, 'record')} of {where}-{names[1]}"
         else:
             is_there = has >= 0 or f"commits of {names[0]}" in found.unread
-            group = renames.get(("group", names[0]), names[0])
+            group = options.name("group", names[0])
             text = f"offset {wanted} of group {group} in {where}-{names[2]}"
         lines += [] if is_there else [f"the target lacks {text}"]
     return [visible(line) for line in lines]

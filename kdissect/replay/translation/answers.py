@@ -185,7 +185,8 @@ def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, in
     """Each error code of an answer with the resource that has it: the innermost that the answer
     names (of a transaction, too, ``("group", id)``), or else a group or transaction of the request,
     or ``(API name,)``."""
-    named = (resource for resource, _ in step.accesses if resource[0] in ("group", "txn"))
+    kinds = "group", "transactional-id"
+    named = (resource for resource, _ in step.accesses if resource[0] in kinds)
     whole = next(named, (step.api_name,))
     for around, _, code in messages.errors(answer):
         found: Resource = whole

@@ -61,6 +61,7 @@ class IdMap:
         target: Cluster | None = None,
     ) -> None:
         self.options = options or TranslateOptions()
+        self.name, self.captured_name = self.options.name, self.options.captured_name
         self.plan = plan
         self.kept = frozenset(kept)
         self.target = target or Cluster()
@@ -78,8 +79,6 @@ class IdMap:
         # a captured id may come back as it is, from a target that has no such topic
         by_id = ChainMap(self.target.names, self.names.by_id)
         self.target_topics = TopicNames(by_id, partial(self.captured_name, "topic"))
-        self.renames = self.options.renames
-        self.old_names = {(kind, new): old for (kind, old), new in self.renames.items()}
         sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         for step in plan.steps:
             if step.skipped is None:
@@ -109,16 +108,7 @@ class IdMap:
         return self.plan.workload.connections[step.connection].broker
 
     def topic(self, name: str) -> str:
-        return self.renames.get(("topic", name), name)
-
-    def name(self, resource: str, captured: str) -> str:
-        """The target's name of a "topic", a "group" or a transaction ("txn")."""
-        kind = "transactional-id" if resource == "txn" else resource
-        return self.renames.get((kind, captured), captured)
-
-    def captured_name(self, kind: str, name: str) -> str:
-        """The capture's name of one of the target's topics, groups or transactional ids."""
-        return self.old_names.get((kind, name), name)
+        return self.name("topic", name)
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""

@@ -55,8 +55,10 @@ def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
     goes to their coordinator."""
     if step.exchange.api_key in _BY_LEADER or step.exchange.api_key == ApiKey.FIND_COORDINATOR:
         return []
-    groups = [(GROUP_KEY, ids.name("group", name)) for name in step.named("group")]
-    transactions = [(TRANSACTION_KEY, ids.name("txn", name)) for name in step.named("txn")]
+    groups, transactions = (
+        [(key_type, ids.name(kind, name)) for name in step.named(kind)]
+        for key_type, kind in ((GROUP_KEY, "group"), (TRANSACTION_KEY, "transactional-id"))
+    )
     return [key for key in groups or transactions if key[1]]
 
 

@@ -283,7 +283,7 @@ def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; other clients of groups have
     other protocols."""
     of = messages.request_body(step.exchange).get("protocol_type", "consumer")
-    if of not in (None, "consumer") or not ids.renames:
+    if of not in (None, "consumer") or not ids.options.renames:
         return value
     what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
     return with_topics(value, what, ids.topic)
@@ -296,12 +296,12 @@ def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     word = resource_word(number, is_acl=is_acl)
     if word.startswith("broker") and value.isascii() and value.isdigit():
         return str(ids.node(int(value)))
-    return ids.renames.get((word.replace(" ", "-"), value), value)
+    return ids.name(word.replace(" ", "-"), value)
 
 
 def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     key_type = ref.holder.get("key_type", GROUP_KEY)
-    named = {GROUP_KEY: "group", messages.TRANSACTION_KEY: "txn"}.get(key_type)
+    named = {GROUP_KEY: "group", messages.TRANSACTION_KEY: "transactional-id"}.get(key_type)
     if named is None:
         raise Untranslatable("only brokers look for the coordinator of a share group's state")
     return ids.name(named, value)
@@ -321,7 +321,7 @@ def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
 _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
     FieldKind.TOPIC: lambda ids, step, ref, value: ids.topic(value),
     FieldKind.GROUP: lambda ids, step, ref, value: ids.name("group", value),
-    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.name("txn", value),
+    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.name("transactional-id", value),
     FieldKind.MEMBER: lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
     FieldKind.NODE: lambda ids, step, ref, value: ids.node(value),
     FieldKind.OPAQUE: lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),

@@ -8,7 +8,8 @@ from tests.builders.workloads import call, planned, step_of
 
 SESSION_MS = 6000
 EMPTY = ((("group", "g"), 11_000_000_000),)  # the session timeout, and five seconds
-OVER = ((("txn", "t"), 15_050_000_000),)  # the timeout, and more than the coordinator's interval
+# the timeout, and more than the coordinator's interval
+OVER = ((("transactional-id", "t"), 15_050_000_000),)
 
 
 def join(connection: int, at_ms: int, member: str) -> Exchange:

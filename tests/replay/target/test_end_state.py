@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import TranslateOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.state import State, read_state
 from tests.builders.messages import numbered_batch as batch
@@ -35,7 +36,7 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[State, int]:
     async def run(port: int) -> State:
         target = Target("127.0.0.1", port)
         await target.probe()
-        state = await read_state(target, ["orders"], {})
+        state = await read_state(target, ["orders"], {}, TranslateOptions())
         target.close()
         return state
 

@@ -10,7 +10,13 @@ from typer.testing import CliRunner
 
 from kdissect.cli import app
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import WRITING_CLASSES, OptionError, PlanOptions, WorkloadFacts
+from kdissect.replay.model import (
+    WRITING_CLASSES,
+    OptionError,
+    PlanOptions,
+    TranslateOptions,
+    WorkloadFacts,
+)
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target.cluster import Target, parse_address
 from kdissect.replay.target.guard import (
@@ -174,7 +180,7 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
 
 def effects(*allow: str, **options: Any) -> Effects:
     plan = make_plan(load_workload(str(SOURCE)), PlanOptions(allow=frozenset(allow)))
-    return effects_of(plan, **options)
+    return effects_of(plan, TranslateOptions(**options))
 
 
 def test_effects_of_a_plan() -> None:
