@@ -232,7 +232,7 @@ async def create_topics(
         if refused:  # a config that this release does not know must not cost the topic
             for name, (code, text) in (await _ask_to_make(target, refused)).items():
                 said = answers[name][1] or error_name(answers[name][0])
-                answers[name] = code, text or f"made without its configs ({said})"
+                answers[name] = code, text if code else f"made without its configs ({said})"
         made = [name for name, (code, _) in answers.items() if not code]
         counts = {name: max(wanted[name].partition_count, 1) for name in made}
         await await_partitions(target, counts)
