@@ -55,7 +55,7 @@ def make_plan(workload: model.Workload, options: model.PlanOptions | None = None
     timed.sort(key=itemgetter(0))
     start_ns = timed[0][0] if timed else 0
     plan = ReplayPlan(workload, options, [], [[] for _ in workload.connections])
-    accesses = ResourceAccesses(workload.facts)
+    accesses = ResourceAccesses(workload)
     refused = 0
     for number, (at_ns, captured) in enumerate(timed):
         exchange, count = _without_refused(captured)

@@ -19,8 +19,9 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.batches import headers
 from kdissect.replay.fields import FieldKind, iter_fields
-from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
+from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, Workload
 from kdissect.replay.workload import messages
+from kdissect.replay.workload.fetch_sessions import FetchSessions
 from kdissect.replay.workload.messages import GROUP_KEY, Body, entries, response_body
 
 Names = tuple[str | int, ...]  # the rest of a resource
@@ -116,10 +117,11 @@ class ResourceAccesses:
     belong to a transaction, and whether there are ACLs.
     """
 
-    def __init__(self, facts: WorkloadFacts) -> None:
+    def __init__(self, workload: Workload) -> None:
+        self._workload, facts = workload, workload.facts
         self._names = messages.captured_topics(facts)
+        self._sessions = FetchSessions(facts.fetch_sessions)
         self._in_transaction: dict[str, set[Resource]] = {}
-        self._in_session: dict[int, set[Names]] = {}  # fetch session -> topics
         self._shown = {topic.name for topic in facts.topics.values() if topic.first_time_ns >= 0}
         # topics that a Metadata request makes, and that no response has shown yet
         self._awaited: set[str] = set()
@@ -169,18 +171,12 @@ class ResourceAccesses:
         if exchange.api_key == ApiKey.FETCH:
             response = response_body(exchange)
             logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
-            topics |= dict.fromkeys(self._session_topics(request.body, response, list(topics)))
+            broker = self._workload.connections[exchange.connection].broker
+            for key, _ in self._sessions.ask(broker, request.body, response):
+                name, topic_id = (key, None) if isinstance(key, str) else ("", key)
+                topics[(self._names.name(name, topic_id),)] = None
         names = [list(each) for each in (topics, logs, groups, transactions)]
         return dict(zip(("topic", "log", "group", "transactional-id"), names, strict=True))
-
-    def _session_topics(self, request: Body, response: Body, topics: list[Names]) -> set[Names]:
-        """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
-        session = response.get("session_id", 0)
-        is_new = request.get("session_id", 0) != session
-        known = set() if is_new else self._in_session.get(session, set())
-        if session and not known.issuperset(topics):
-            self._in_session[session] = known.union(topics)
-        return known
 
     def _more(
         self, exchange: Exchange, body: Body, named: Mapping[str, list[Names]]
