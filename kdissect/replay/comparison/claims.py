@@ -40,7 +40,7 @@ _NAMES = {
     "config": "config {1} of {0}",  # topic, name
     "group": "group {}",
     "commit": "committed offset of {} in {}-{}",  # group, topic, partition
-    "transaction": "transactional id {}",
+    "transactional-id": "transactional id {}",
 }
 
 
@@ -92,7 +92,7 @@ class Claims:
         }
 
     def _transaction(self, name: str) -> Subject:
-        return "transaction", self._name("transactional-id", name)
+        return "transactional-id", self._name("transactional-id", name)
 
     def _claim(self, reply: Reply, value: Value | None, *subject: Any) -> None:
         self._add(subject, _Claim(value, reply.sent_ns, reply.end_ns))

@@ -3,9 +3,9 @@
 A *fact* is what a target has of a *subject*, by the capture's names:
 
     ("topic", name)                             its number of partitions, 0 unknown
-    ("group", name)                             "there"
+    ("group", name)                             its state
     ("commit", group, topic, partition)         its committed offset
-    ("transaction", transactional id)           the state of its last transaction
+    ("transactional-id", name)                  the state of its last transaction
     ("config", topic, name)                     the value that is set on the topic
 
 Before a run, `find_missing` looks for the facts that captured answers depend on: a replay brings
@@ -107,14 +107,13 @@ async def read_state(
         await reader.attempt("configs", reader.configs())
     names = {
         kind: sorted({each[1] for each in expected if each[0] == kind})
-        for kind in ("group", "commit", "transaction")
+        for kind in ("group", "commit", "transactional-id")
     }
-    if names["group"]:
-        await reader.attempt("groups", reader.groups(names["group"]))
-    for group in names["commit"]:
+    for group in names.pop("commit"):
         await reader.attempt(f"commits of {group}", reader.commits(group))
-    if names["transaction"]:
-        await reader.attempt("transactions", reader.transactions(names["transaction"]))
+    for kind, found in names.items():
+        if found:
+            await reader.attempt(f"{kind}s", reader.states(kind, found))
     return reader.state
 
 
@@ -145,12 +144,6 @@ class _Reader:
         self._topics = sorted(there.keys() & (names | deleted))
         for name in self._topics:
             self.state.facts["topic", self._captured("topic", name)] = there[name]
-
-    async def groups(self, names: Iterable[str]) -> None:
-        there = await self._target.states("group")
-        for name in names:
-            if self._name("group", name) in there:
-                self.state.facts["group", name] = "there"
 
     async def logs(self) -> None:
         """Read the first and last offsets of all partitions."""
@@ -235,18 +228,16 @@ class _Reader:
                 commit = "commit", group, self._captured("topic", topic["name"]), number
                 self.state.facts[commit] = each["committed_offset"]
 
-    async def transactions(self, names: Iterable[str]) -> None:
-        """Read the states of transactional ids, after transactions that are being ended."""
-        if self._target.version(ApiKey.LIST_TRANSACTIONS) is None:
-            raise ConnectFailed("unreachable", "the target cannot list transactions")
+    async def states(self, kind: str, names: Iterable[str]) -> None:
+        """Read the states of groups, or of transactional ids after transactions that are being
+        ended."""
         async for _ in tries(SETTLE_S):
-            states = await self._target.states("transactional-id")
-            there = {name: states.get(self._name("transactional-id", name)) for name in names}
+            states = await self._target.states(kind)
+            there = {name: states.get(self._name(kind, name)) for name in names}
             if not ENDING.intersection(there.values()):
                 break
-        for name, state in there.items():
-            if state is not None:
-                self.state.facts["transaction", name] = state
+        found = {(kind, name): state for name, state in there.items() if state is not None}
+        self.state.facts.update(found)
 
 
 def _stored(batch: batches.Batch) -> StoredBatch:

@@ -25,7 +25,7 @@ VERSIONS = {
 TOPIC = "topic", "orders"
 RETENTION = "config", "orders", "retention.ms"
 COMMIT = "commit", "billing", "orders", 0
-LEDGER = "transaction", "ledger"
+LEDGER = "transactional-id", "ledger"
 
 
 def orders(**partition: Any) -> list[Body]:
