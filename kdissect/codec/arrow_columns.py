@@ -131,7 +131,7 @@ class Reader:
         if node.type is Type.UUID:
             return uuids(self.buf, self.values(node, level, np.int64), valid.astype(np.bool_))
         stored = _STORED[node.type]
-        return pa.array(self.values(node, level, stored), mask=valid == 0).cast(arrow_type(node))
+        return pa.array(self.values(node, level, stored), arrow_type(node), mask=valid == 0)
 
     def _flag(self, rows: NDArray[np.int64]) -> None:
         """Set invalid_utf8 for the messages that contain these rows of the current level."""
@@ -172,10 +172,9 @@ def unknown_tags(
     if not len(at):
         return pa.nulls(rows, UNKNOWN_TAGS)
     tags, data = marks[at], marks[at + 1]
-    depth = np.array([path.count("[]") for path in plan.paths])
     # a tag's indices are the marks after that of its data
     places = at[:, None] + 2 + np.arange(INDICES)
-    is_index = np.arange(INDICES) < depth[tags["length"]][:, None]
+    is_index = np.arange(INDICES) < plan.indices[tags["length"]][:, None]
     index = np.where(is_index, marks["value"][np.minimum(places, len(marks) - 1)], 0)
     columns = [
         field_paths(plan, tags["length"], index),

@@ -149,7 +149,7 @@ def _run(
     plan: ColumnPlan, messages: EncodedMessages, elements_max: int
 ) -> tuple[list[Bytes], RunOutcome]:
     """The rows of each level as bytes, those of the marks last; the result of each message."""
-    if any(path.count("[]") > INDICES for path in plan.paths):
+    if (plan.indices > INDICES).any():
         raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
     count = len(messages.start)
     outcome = kernel.new_outcome(count)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Indices, Ints, address_of
-from kdissect.jit import copy_bytes, kernel
+from kdissect.arrays import Bools, Bytes, Indices, Ints, Positions, address_of, read_only
+from kdissect.jit import copy_bytes, int64, kernel
 
 _BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8
 )
-_UUID_SIZE, _UUID_TEXT_SIZE = 16, 22
+_UUID_SIZE, _UUID_TEXT_SIZE, _UUID_ROOM = 16, 22, 24
 
 
 def gathered(address: Ints, length: Ints) -> pa.BinaryArray:
@@ -75,14 +74,26 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def uuids(buf: Bytes, start: npt.NDArray[np.int64], is_valid: Bools) -> pa.StringArray:
+def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.StringArray:
     """Kafka's text of the uuids at n places (-1: the zero uuid): 22 characters of base64."""
-    data = np.zeros((len(start), _UUID_SIZE + 2), np.uint8)
-    rows = np.flatnonzero(is_valid & (start >= 0))
-    data[rows, :_UUID_SIZE] = buf[start[rows, None] + np.arange(_UUID_SIZE)]
-    # base64 writes each three bytes as four characters of six bits
-    triples = data.reshape(-1, 6, 3).astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
-    sextets = (triples[..., None] >> np.array([18, 12, 6, 0])) & 63
-    texts = np.ascontiguousarray(_BASE64[sextets.reshape(-1, 24)[:, :_UUID_TEXT_SIZE]])
-    address = address_of(texts) + _UUID_TEXT_SIZE * np.arange(len(start))
+    texts = np.empty(len(start) * _UUID_ROOM, np.uint8)
+    _encode(read_only(buf), start, is_valid, texts)
+    address = address_of(texts) + _UUID_ROOM * np.arange(len(start))
     return gathered(address, np.where(is_valid, _UUID_TEXT_SIZE, -1)).view(pa.string())
+
+
+@kernel
+def _encode(buf: Bytes, start: Positions, is_valid: Bools, texts: Bytes) -> None:
+    """Write the text of each valid uuid, with room for _UUID_ROOM characters."""
+    for row in range(len(start)):
+        if not is_valid[row]:
+            continue
+        for group in range(_UUID_ROOM // 4):
+            # base64 writes each three bytes as four characters of six bits
+            bits = int64(0)
+            for at in range(3 * group, 3 * group + 3):
+                is_inside = start[row] >= 0 and at < _UUID_SIZE
+                bits = bits << 8 | (int64(buf[start[row] + at]) if is_inside else 0)
+            for at in range(4):
+                sextet = (bits >> (18 - 6 * at)) & 63
+                texts[row * _UUID_ROOM + 4 * group + at] = _BASE64[sextet]

@@ -212,6 +212,7 @@ class ColumnPlan:
     entries: int64 per version from first_version on, the pc at which that version starts.
     templates: uint8, per version the template of each level's rows, then those of an unknown one.
     paths: per pc the field that it reads, with "[]" for each element index.
+    indices: int64, per pc the number of these.
     row_size: int64, bytes of a row of each level. header_size: bytes of level 0 for the header.
     depth: most arrays and tagged sections open at once.
     """
@@ -223,6 +224,7 @@ class ColumnPlan:
     templates: NDArray[np.uint8]
     first_version: int
     paths: list[str]
+    indices: NDArray[np.int64]
     row_size: NDArray[np.int64]
     header_size: int
     depth: int
@@ -410,6 +412,7 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
         templates=np.frombuffer(templates, np.uint8),
         first_version=definition.versions.first,
         paths=compiler.paths,
+        indices=np.array([path.count("[]") for path in compiler.paths], np.int64),
         row_size=np.array(rows.row_size, np.int64),
         header_size=header_size,
         depth=compiler.deepest,

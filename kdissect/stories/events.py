@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Bools, Indices, Ints
+from kdissect.arrays import Bools, Indices, Ints, take
 from kdissect.tables.arrow_arrays import packed, unpacked
 from kdissect.tables.message_chunk import MessageChunk
 
@@ -135,7 +135,7 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def place(messages: MessageChunk, rows: Indices, order: Ints | None = None) -> dict[str, pa.Array]:
     """Columns of an event with its time and place, for exchanges `rows`."""
-    some = messages.exchanges[rows]
+    some = take(messages.exchanges, rows)
     response = some["response"]
     end_ns = np.where(response["size"] >= 0, response["time_ns"], NO_TIME)
     return {

@@ -84,7 +84,7 @@ class FrameBuffer:
     """Some exchanges and the bytes of their frames.
 
     assembly: of the exchanges. exchanges: EXCHANGE[n]. api_key, api_version: int16[n], copies of
-    its columns.
+    its columns. connection_ids: int64[n].
     buf: uint8, all frames. start, end: int64[n, 2], position in `buf` of the request's and the
     response's frame without the size prefix; equal if there is none. A frame ends early at a hole
     or a cut; only sides with `is_whole` are decoded.
@@ -95,6 +95,7 @@ class FrameBuffer:
     exchanges: Rows
     api_key: npt.NDArray[np.int16]
     api_version: npt.NDArray[np.int16]
+    connection_ids: Ids
     buf: Bytes
     start: Positions
     end: Positions
@@ -127,8 +128,9 @@ class FrameBuffer:
             at += int(length.sum())
         buf = sources.gather(chosen[:used])
         api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
+        ids = assembly.connections["connection_id"][exchanges["connection"]]
         frames = FrameBuffer(
-            assembly, exchanges, api_key, api_version, buf, start, end, api_version.copy()
+            assembly, exchanges, api_key, api_version, ids, buf, start, end, api_version.copy()
         )
         frames._fall_back()
         return frames
@@ -143,12 +145,6 @@ class FrameBuffer:
         at = self.start[rows, RESPONSE] + 4
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
         self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
-
-    @property
-    def connection_ids(self) -> Ids:
-        """int64[n]"""
-        ids: Ids = self.assembly.connections["connection_id"]
-        return ids[self.exchanges["connection"]]
 
     def versions(self, side: int) -> npt.NDArray[np.int16]:
         """int16[n]: api_version to decode that side of each exchange with."""
