@@ -10,7 +10,7 @@ to its request; else the search goes on (`are_other_bytes`).
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from kdissect.jit import int64, kernel
 from kdissect.kafka.walk import Stream
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.column_plan import ColumnPlan, Role, plan
+from kdissect.protocol.column_plan import INSTRUCTION, ColumnPlan, Role, plan
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.status import Status
 from kdissect.tcp.byte_ranges import copy_range
@@ -44,7 +44,7 @@ API = np.dtype([("first_version", "i8"), ("last_version", "i8"), ("entry", "i8")
 
 
 class BodyDecoder(NamedTuple):
-    """The programs of all responses, and the memory of a kernel that decodes one at a time.
+    """The programs of responses, and the memory of a kernel that decodes one at a time.
 
     apis: API per api key. known_errors: uint8, 1 for each error code from _LOWEST_ERROR on that
     Kafka has. frame: uint8[_SIZE_MAX], and its address. row: all rows of the levels lie in it, one
@@ -70,25 +70,19 @@ class BodyDecoder(NamedTuple):
 def every_response() -> frozenset[Pair]:
     """(api key, version) of every defined response."""
     return frozenset(
-        (key, one.first_version + number)
-        for key, one in _plans().items()
-        for number in range(len(one.entries))
+        (key, version)
+        for key, api in catalog.apis().items()
+        for version in range(api.response.versions.first, api.response.versions.last + 1)
     )
 
 
-def _plans() -> dict[int, ColumnPlan]:
-    apis = catalog.apis().items()
-    return {key: plan(key, "response") for key, api in apis if not api.response.versions.is_empty}
-
-
-@cache
-def _programs() -> tuple[Rows, column_kernel.Program]:
-    """API per api key, and the programs of all responses as one."""
+def _programs(plans: dict[int, ColumnPlan]) -> tuple[Rows, column_kernel.Program]:
+    """API per api key, and the programs of these plans as one."""
     apis = np.zeros(max(catalog.apis()) + 1, API)
     apis["last_version"] = -1
-    programs, entries = [], []
+    programs, entries = [np.zeros(0, INSTRUCTION)], [np.zeros(0, np.int64)]
     length = entry = 0
-    for key, one in _plans().items():
+    for key, one in plans.items():
         program = one.program.copy()
         program["jump"] += length
         programs.append(program)
@@ -99,16 +93,18 @@ def _programs() -> tuple[Rows, column_kernel.Program]:
     return apis, column_kernel.Program(np.concatenate(programs), np.concatenate(entries))
 
 
-def new_decoder() -> BodyDecoder:
-    """A decoder for one thread. The first one of a process takes 40 ms."""
-    apis, program = _programs()
-    plans = _plans().values()
+def new_decoder(api_keys: Iterable[int]) -> BodyDecoder:
+    """A decoder of the defined responses of some APIs, for one thread."""
+    defined = sorted({key for key, _ in every_response()}.intersection(api_keys))
+    by_key = {key: plan(key, "response") for key in defined}
+    apis, program = _programs(by_key)
+    plans = by_key.values()
     known_errors = np.zeros(max(ErrorCode) + 1 - _LOWEST_ERROR, np.uint8)
     known_errors[np.array(sorted(ErrorCode)) - _LOWEST_ERROR] = 1
     frame = np.empty(_SIZE_MAX, np.uint8)
-    row = np.empty(max(one.row_size.max() for one in plans), np.uint8)
+    row = np.empty(max((one.row_size.max() for one in plans), default=0), np.uint8)
     marks = np.empty(_MARKS_MAX, MARK)
-    levels = np.zeros(max(len(one.row_size) for one in plans) + 1, LEVEL)
+    levels = np.zeros(max((len(one.row_size) for one in plans), default=0) + 1, LEVEL)
     levels["address"], levels["room"] = address_of(row), _NO_LIMIT
     levels["address"][-1], levels["room"][-1] = address_of(marks), _MARKS_MAX
     levels["row_size"][-1] = MARK.itemsize
@@ -126,7 +122,7 @@ def new_decoder() -> BodyDecoder:
         row=row,
         marks=marks,
         levels=levels,
-        stack=np.zeros(max(one.depth for one in plans) + 1, OPEN),
+        stack=np.zeros(max((one.depth for one in plans), default=0) + 1, OPEN),
         outcome=column_kernel.new_outcome(1),
         state=state,
     )

@@ -103,7 +103,7 @@ def _candidates(
     found: list[set[Pair]] = [set() for _ in rows]
     sizes = assembly.exchanges["response"]["size"][rows]
     ordered = sorted(pairs)
-    decoder = response_bodies.new_decoder()
+    decoder = response_bodies.new_decoder({key for key, _ in pairs})
     for part in chunks(np.arange(len(rows)), sizes, CHUNK_BYTES):
         frames = FrameBuffer.gather(assembly, sources, rows[part], (RESPONSE,))
         start = np.ascontiguousarray(frames.start[:, RESPONSE])
