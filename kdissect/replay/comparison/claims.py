@@ -314,16 +314,8 @@ def _wrong(
 # -- facts of two states --------------------------------------------------------------------------
 
 
-class _Records(NamedTuple):
-    """The records of a log. batches: digest, and whether they are aborted."""
-
-    text: str
-    batches: tuple[tuple[int, bool], ...]
-
-    def __str__(self) -> str:
-        return self.text
-
-
+# The records of a log: as text, and of each batch the digest and whether it is aborted.
+_Records = tuple[str, tuple[tuple[int, bool], ...]]
 _Value = Value | _Records | None
 
 
@@ -348,7 +340,7 @@ def _comparable(state: State, like: State) -> dict[Subject, _Value]:
             rows = tuple((each.digest, each.is_aborted) for each in content.batches)
             is_appended = any(each.has_append_time for each in content.batches)
             text = f"{content.records} records{' with LogAppendTime' * is_appended}"
-            facts["log", *log] = _Records(text, rows)
+            facts["log", *log] = text, rows
     return facts
 
 
@@ -369,7 +361,7 @@ def _differing(
 def _text(subject: Subject, value: _Value) -> str:
     if subject[0] == "topic" and isinstance(value, int):
         return plural(value, "partition")
-    return str(value)
+    return value[0] if isinstance(value, tuple) else str(value)
 
 
 def _finding(subject: Subject, expected: str, found: str, note: str) -> Difference:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -49,13 +49,13 @@ Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and 
 
 
 class _Heartbeat(NamedTuple):
-    """One time that a heartbeat was sent. shares: the assignment in its answer, None without one.
-    captured: the same in the capture."""
+    """One time that a heartbeat was sent. shares: the last assignment that answers have brought by
+    then. captured: the same in the capture."""
 
     reply: Reply
     epoch: int
-    shares: list[Share] | None
-    captured: list[Share] | None
+    shares: list[Share]
+    captured: list[Share]
 
 
 @dataclass(slots=True)
@@ -93,10 +93,11 @@ class Groups:
         exchange, request = reply.step.exchange, reply.request
         name, epoch = request["group_id"], request["member_epoch"]
         group = self._assigned.setdefault(name, _AssignedGroup(exchange.api_key))
-        captured = _shares(response_body(exchange), self._ids.names)
-        answered = _shares(reply.taken, self._ids.target_topics)
-        heartbeat = _Heartbeat(reply, epoch, answered, captured)
-        group.members[request["member_id"] or reply.taken.get("member_id") or ""].append(heartbeat)
+        known = group.members[request["member_id"] or reply.taken.get("member_id") or ""]
+        shares, captured = (known[-1].shares, known[-1].captured) if known else ([], [])
+        shares = _shares(reply.taken, self._ids.target_topics, shares)
+        captured = _shares(response_body(exchange), self._ids.names, captured)
+        known.append(_Heartbeat(reply, epoch, shares, captured))
         if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
             group.changes_ns.append(reply.sent_ns)
         if request.get("subscribed_topic_regex"):
@@ -128,9 +129,8 @@ class Groups:
             times = [each.reply.sent_ns for each in heartbeats]
             first, after = bisect_right(times, begin), bisect_left(times, end)
             last_epoch = heartbeats[first - 1].epoch if first else 0
-            shares = _last(each.shares for each in heartbeats[:after])
-            if last_epoch == _STATIC_LEAVE:
-                owners.update(shares)
+            if after and last_epoch == _STATIC_LEAVE:
+                owners.update(heartbeats[after - 1].shares)
             if not after or last_epoch < 0:
                 continue  # it has not joined yet, or has left
             answered = [each.reply for each in heartbeats[first:after] if each.reply.taken]
@@ -139,7 +139,7 @@ class Groups:
             last = answered[-1]
             if last.sent_ns - max(begin, times[0]) < group.settled_ns:
                 return
-            captured = _last(each.captured for each in heartbeats[:after])
+            _, _, shares, captured = heartbeats[after - 1]
             wanted |= dict.fromkeys(filter(self._exists, captured), last)
             owners.update(shares)
         if last is None:
@@ -204,11 +204,11 @@ def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
 # -- groups whose coordinator assigns -------------------------------------------------------------
 
 
-def _shares(body: Body, topics: TopicNames) -> list[Share] | None:
-    """Assigned partitions or active tasks of an answer to a heartbeat; None if it has none."""
+def _shares(body: Body, topics: TopicNames, before: list[Share]) -> list[Share]:
+    """Assigned partitions or active tasks after the answer to a heartbeat, which may have none."""
     assigned = assignment_in(body)
     if assigned is None:
-        return None
+        return before
     return [
         (each.get("subtopology_id") or topics.of(each), number)
         for name in ("topic_partitions", "active_tasks")
@@ -224,9 +224,3 @@ def _silences(group: _AssignedGroup) -> Iterator[int]:
         for at_ns, following in pairwise([*times, FOREVER_NS]):
             if following - at_ns > _SILENT_NS:
                 yield at_ns + _SILENT_NS
-
-
-def _last(assignments: Iterable[list[Share] | None]) -> list[Share]:
-    """The last assignment; an answer without one leaves it as it was."""
-    given = [each for each in assignments if each is not None]
-    return given[-1] if given else []

@@ -203,7 +203,7 @@ class Normaliser:
             if name == "api_key":
                 value = api_name(value)
             elif name == "resource_type":
-                value = resource_word(value, is_acl="principal" in values or "acls" in values)
+                value = resource_word(values)
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
             else:
@@ -264,8 +264,7 @@ class Normaliser:
             case FieldKind.REPLICAS if not self._is_target:
                 return limited(value, len(self._ids.target.nodes))
             case FieldKind.RESOURCE:
-                is_acl = "principal" in holder or "acls" in holder
-                word = resource_word(holder.get("resource_type", 0), is_acl=is_acl)
+                word = resource_word(holder)
                 if word.startswith("broker"):
                     return self._brokers.get(value, value)
                 return self._name(word.replace(" ", "-"), value)

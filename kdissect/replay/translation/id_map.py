@@ -36,6 +36,7 @@ RENAME_KINDS = ("topic", "group", "transactional-id")
 _ACL_RESOURCES = dict(
     enumerate(("topic", "group", "cluster", "transactional id", "delegation token", "user"), 2)
 )
+_OF_ACLS = frozenset({"principal", "principal_filter", "acls"})  # fields
 _CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 IN_SYNC = "min.insync.replicas"
 ZERO_UUID = UUID(int=0)
@@ -217,9 +218,10 @@ def limited(value: Any, count: int) -> Any:
     return type(value)(count) if is_more else value
 
 
-def resource_word(number: int, *, is_acl: bool) -> str:
-    """``topic`` for the type of a config's or an ACL's resource."""
-    words = _ACL_RESOURCES if is_acl else _CONFIG_RESOURCES
+def resource_word(holder: Body) -> str:
+    """``topic`` for the type of the resource in a struct about configs or ACLs."""
+    number = holder.get("resource_type", holder.get("resource_type_filter", 0))
+    words = _CONFIG_RESOURCES if _OF_ACLS.isdisjoint(holder) else _ACL_RESOURCES
     return words.get(number, f"type {number}")
 
 

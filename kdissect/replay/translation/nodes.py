@@ -159,23 +159,12 @@ def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
 
 
 def _join(body: Body, other: Body) -> None:
-    """Add the elements of another body's arrays; of a topic that both have, its partitions."""
+    """Add the elements of another body's arrays. A topic of both then has several entries, as
+    brokers' answers may have them, too."""
     for name, value in other.items():
         if isinstance(value, list):
-            body[name] = entries(body.get(name))
-            by_topic = {_topic(element): element for element in body[name]}
-            for element in value:
-                if (topic := _topic(element)) is not None and topic in by_topic:
-                    _join(by_topic[topic], element)
-                else:
-                    body[name].append(element)
+            body[name] = [*entries(body.get(name)), *value]
         elif name == "error_code":
             body[name] = body[name] or value
         elif name == "throttle_time_ms":
             body[name] = max(body[name], value)
-
-
-def _topic(element: Any) -> Any:
-    if not isinstance(element, dict) or not {"partitions", "partition_responses"} & set(element):
-        return None
-    return element.get("name") or element.get("topic") or element.get("topic_id")

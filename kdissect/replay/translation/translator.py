@@ -36,7 +36,6 @@ from kdissect.replay.workload.fetch_sessions import by_topic
 from kdissect.replay.workload.messages import GROUP_KEY, Body, entries, response_body
 
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
-_ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 
 
 class Translator:
@@ -291,9 +290,7 @@ def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
 
 def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     """The target's name of the resource of an ACL or a config: of a topic, a group and so on."""
-    number = ref.holder.get("resource_type", ref.holder.get("resource_type_filter", 0))
-    is_acl = step.exchange.api_key in _ACL_APIS
-    word = resource_word(number, is_acl=is_acl)
+    word = resource_word(ref.holder)
     if word.startswith("broker") and value.isascii() and value.isdigit():
         return str(ids.node(int(value)))
     return ids.name(word.replace(" ", "-"), value)
