@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kdissect.replay.comparison.kinds import Cause, causes, changes
-from kdissect.replay.fields import FieldKind, FieldRule, built_in_fields
+from kdissect.replay.fields import FieldRule, built_in_fields
 
 OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 
@@ -86,7 +86,7 @@ broker and the target offer versions of.
 def page() -> str:
     lines = [HEAD]
     for rule in built_in_fields().rules:
-        lines.append(f"| {rule.name} | {rule.kind.value} | {_what(rule)} | {rule.why} |\n")
+        lines.append(f"| {rule.name} | {rule.kind} | {_what(rule)} | {rule.why} |\n")
     lines.append(MEANING)
     for one in causes():
         settings = ", ".join(f"`{each}`" for each in one.settings)
@@ -106,7 +106,7 @@ def _what(rule: FieldRule) -> str:
     parts = [", ".join(paths)]
     if rule.apis:
         parts.append("of " + ", ".join(sorted(rule.apis)))
-    if rule.kind is FieldKind.UNORDERED:
+    if rule.kind == "unordered":
         parts = ["arrays of structs, by their name, ID or number"]
     for name, values in (("captured", rule.captured), ("answered", rule.answered)):
         if values:

@@ -12,11 +12,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 from kdissect.codec.message import Message
@@ -29,63 +28,34 @@ from kdissect.protocol.releases import release_number
 _FORMAT_VERSION = 1
 
 
-class FieldKind(Enum):
-    """The kinds of `fields.toml`, by their names there."""
+# The kinds of `fields.toml`: of ids, by the wire types of these; of other values; and of rules that
+# give fields no kind.
+_Name = Literal["topic", "group", "transactional-id", "member", "resource", "coordinator"]
+_Count = Literal["partition", "generation", "leader-epoch"]
+_Small = Literal["node", "producer-epoch"]
+_Long = Literal["offset", "producer-id"]
+_Single = Literal["topic-id", "protocol"]
+_AnyId = Literal["opaque", "replicas", "records"]
+_Position = Literal["stored-offset", "produced-offset"]
+_Other = Literal["session-id", "counter", "time", "text", "server", "ignore", "exact"]
+_Rule = Literal["unordered", "tolerance", "equal-modulo"]
+FieldKind = _Name | _Count | _Small | _Long | _Single | _AnyId | _Position | _Other | _Rule
 
-    TOPIC = "topic"
-    TOPIC_ID = "topic-id"
-    PARTITION = "partition"
-    GROUP = "group"
-    TRANSACTIONAL_ID = "transactional-id"
-    PRODUCER_ID = "producer-id"
-    PRODUCER_EPOCH = "producer-epoch"
-    MEMBER = "member"
-    GENERATION = "generation"  # of a classic group, or the epoch of a member
-    NODE = "node"
-    LEADER_EPOCH = "leader-epoch"
-    OFFSET = "offset"
-    PROTOCOL = "protocol"
-    RESOURCE = "resource"
-    COORDINATOR = "coordinator"
-    OPAQUE = "opaque"
-    REPLICAS = "replicas"
-    RECORDS = "records"
-    # what only the comparison uses
-    STORED_OFFSET = "stored-offset"
-    PRODUCED_OFFSET = "produced-offset"
-    SESSION = "session-id"
-    COUNTER = "counter"
-    TIME = "time"
-    TEXT = "text"
-    SERVER = "server"
-    IGNORE = "ignore"
-    EXACT = "exact"
-    UNORDERED = "unordered"
-    TOLERANCE = "tolerance"
-    EQUAL_MODULO = "equal-modulo"
-
-
-_NAMES = ("topic", "group", "transactional-id", "member", "resource", "coordinator")
-_OFFSETS = ("offset", "stored-offset", "produced-offset", "producer-id")
-# Wire types of the values of a kind; kinds that are not here take any.
-_TYPES = {
-    FieldKind(name): types
-    for names, types in (
-        (_NAMES, (Type.STRING,)),
-        (("partition", "generation", "leader-epoch"), (Type.INT32,)),
-        (("node", "producer-epoch"), (Type.INT16, Type.INT32)),
-        (_OFFSETS, (Type.INT64,)),
-        (("topic-id",), (Type.UUID,)),
-        (("protocol",), (Type.BYTES,)),
-    )
-    for name in names
+_TYPES: dict[FieldKind, tuple[Type, ...]] = {
+    **dict.fromkeys(get_args(_Name), (Type.STRING,)),
+    **dict.fromkeys(get_args(_Count), (Type.INT32,)),
+    **dict.fromkeys(get_args(_Small), (Type.INT16, Type.INT32)),
+    **dict.fromkeys(get_args(_Long), (Type.INT64,)),
+    "topic-id": (Type.UUID,),
+    "protocol": (Type.BYTES,),
+    **dict.fromkeys(get_args(_AnyId), tuple(Type)),
 }
-_IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
-_ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
+IDS = frozenset(_TYPES)
+_TYPES |= dict.fromkeys(get_args(_Position), (Type.INT64,))
+_TYPES |= dict.fromkeys(get_args(_Other), tuple(Type))
+_KINDS = [*_TYPES, *get_args(_Rule)]
 # A strict comparison allows nothing else.
-_STRICT = _IDS | {
-    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.SESSION, FieldKind.UNORDERED,
-}  # fmt: skip
+_STRICT = {*IDS, *get_args(_Position), "session-id", "unordered"}
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -136,12 +106,12 @@ class FieldRule(Match):
     @property
     def is_allowance(self) -> bool:
         """Return whether the rule allows differences, instead of giving fields a kind."""
-        return self.kind in _ALLOWING or self.ignores_below
+        return self.kind in ("tolerance", "equal-modulo") or self.ignores_below
 
     @property
     def ignores_below(self) -> bool:
         """Return whether the rule also allows all differences below its places."""
-        return self.is_own and self.kind is FieldKind.IGNORE
+        return self.is_own and self.kind == "ignore"
 
     def fits(self, api_name: str, path: str, entity: str = "") -> bool:
         """Return whether the rule is about a place, or about Kafka's mark of it."""
@@ -151,9 +121,7 @@ class FieldRule(Match):
         )
 
     def gives_kind_to(self, of: Field) -> bool:
-        if self.is_allowance or self.kind is FieldKind.UNORDERED:
-            return False
-        return self.kind not in _TYPES or of.type in _TYPES[self.kind]
+        return not self.is_allowance and of.type in _TYPES.get(self.kind, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +208,10 @@ def as_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _READ[name](value) if name in _READ else value for name, value in row.items()}
 
 
-def _kind(name: str) -> FieldKind:
-    if name not in (kinds := [each.value for each in FieldKind]):
-        raise ValueError(f"kind {name!r} is none of {', '.join(kinds)}")
-    return FieldKind(name)
+def _kind(name: str) -> str:
+    if name not in _KINDS:
+        raise ValueError(f"kind {name!r} is none of {', '.join(_KINDS)}")
+    return name
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -377,7 +345,7 @@ def shape_of(table: FieldTable, api_key: int, side: str, api_version: int) -> Sh
 
 
 def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
-    fields: list[ShapeField] = []
+    fields: dict[str, ShapeField] = {}
     named: dict[str, str] = {}
     for slot in of.by_name.values():
         here, is_array = f"{path}{slot.name}", slot.field.is_array
@@ -388,23 +356,22 @@ def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
             rules += elements
             kinds = [rule.kind for rule in rules]
             for each in kinds if not is_array else ():
-                if (part := each.value.replace("-", "_")) in FieldContext._fields:
+                if (part := each.replace("-", "_")) in FieldContext._fields:
                     named.setdefault(part, slot.name)
-            kind = next((each for each in kinds if each in _IDS or each is FieldKind.EXACT), None)
+            kind = next((each for each in kinds if each in IDS or each == "exact"), None)
             if slot.field.type is Type.RECORDS:
-                kind = FieldKind.RECORDS
-            is_id = kind in _IDS
-            fields.append(ShapeField(slot, here, kind if is_id else None, rules))
+                kind = "records"
+            fields[slot.name] = ShapeField(slot, here, None if kind == "exact" else kind, rules)
         else:
             inner = _shape(table, api_name, slot.inner, f"{element}.")
             key = _key_of(table, api_name, here, slot.inner) if is_array else ()
-            fields.append(ShapeField(slot, here, None, rules, inner, elements, key))
-    return Shape({each.slot.name: each for each in fields}, named)
+            fields[slot.name] = ShapeField(slot, here, None, rules, inner, elements, key)
+    return Shape(fields, named)
 
 
 def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
     for rule in table.at(api_name, path):
-        if rule.kind is FieldKind.UNORDERED:
+        if rule.kind == "unordered":
             known = (tuple(name for name in each if name in of.by_name) for each in rule.key)
             return tuple(each for each in known if each)
     return ()

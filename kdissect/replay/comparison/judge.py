@@ -22,7 +22,7 @@ from kdissect.replay.comparison.groups import Groups
 from kdissect.replay.comparison.kinds import Releases, tolerate_changes
 from kdissect.replay.comparison.logs import Logs
 from kdissect.replay.comparison.normal_form import Normaliser, compare, is_set, requested
-from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
+from kdissect.replay.fields import FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Log, Outcome, Reply, Step, Verdict
 from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
@@ -223,13 +223,13 @@ def _as_set(configs: Mapping[tuple[str, ...], set[str]], _: str, one: Difference
 
 def _allows(rule: FieldRule, one: Difference) -> bool:
     """Return whether a rule allows a pair of values."""
-    if rule.kind is FieldKind.IGNORE:
+    if rule.kind == "ignore":
         return rule.is_own
-    if rule.kind is FieldKind.TOLERANCE:
+    if rule.kind == "tolerance":
         if (distance := _distance(one)) is None:
             return False
         return distance <= max(rule.absolute, rule.relative * abs(one.captured))
-    return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
+    return rule.kind == "equal-modulo" and rule.has(one.captured, one.answered)
 
 
 # -- runs beside each other -----------------------------------------------------------------------

@@ -31,9 +31,9 @@ from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
 from kdissect.replay.workload.messages import Body, TopicNames, api_name, request_body
 
-_LEFT_OUT = (FieldKind.IGNORE, FieldKind.SERVER)  # of elements and their keys
+_LEFT_OUT = ("ignore", "server")  # of elements and their keys
 # Kinds of values that are the cluster's choice
-_CHOSEN = frozenset(map(FieldKind, ("generation", "leader-epoch", "counter", "time", "text")))
+_CHOSEN = frozenset(("generation", "leader-epoch", "counter", "time", "text"))
 _A_BROKER = "a broker"
 SURPLUS = "surplus"  # bytes after the end of a message
 AGAIN = " again"
@@ -75,12 +75,7 @@ def requested(plan: ReplayPlan) -> Names:
         {name for step in sent for name in step.named(kind)}
         for kind in ("topic", "group", "transactional-id")
     )
-    return {
-        FieldKind.TOPIC: topics,
-        FieldKind.TOPIC_ID: topics,
-        FieldKind.GROUP: groups,
-        FieldKind.TRANSACTIONAL_ID: ids,
-    }
+    return {"topic": topics, "topic-id": topics, "group": groups, "transactional-id": ids}
 
 
 class Normaliser:
@@ -134,9 +129,9 @@ class Normaliser:
         for name, each in shape.fields.items():
             value = values.get(name)
             kind = self._kind(each.rules, values, around)
-            if kind in (FieldKind.IGNORE, FieldKind.SESSION, FieldKind.RECORDS):
+            if kind in ("ignore", "session-id", "records"):
                 continue
-            if kind is FieldKind.SERVER:
+            if kind == "server":
                 if self._keeps_server:
                     tree[name] = value
             elif value is None:
@@ -213,7 +208,7 @@ class Normaliser:
         return " ".join(parts), named
 
     def _is_foreign(self, kind: FieldKind | None, name: str) -> bool:
-        if kind in (FieldKind.TOPIC, FieldKind.TOPIC_ID) and name.startswith("__"):
+        if kind in ("topic", "topic-id") and name.startswith("__"):
             return True  # brokers make these when they need them
         return kind in self._named and name not in self._named[kind]
 
@@ -226,49 +221,49 @@ class Normaliser:
         self, kind: FieldKind | None, name: str, value: Any, holder: Body, around: FieldContext
     ) -> Any:
         """The word for a value in a field of a struct, by the kind of the field."""
-        if kind is None or kind is FieldKind.EXACT:
+        if kind is None or kind == "exact":
             return value
         if kind in _CHOSEN:
             return Chosen(value)
         if isinstance(value, list):
             found = [self._word(kind, name, each, holder, around) for each in value]
-            return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
+            return found if kind == "offset" else sorted(found, key=_order)
         if value == 0 and holder.get("error_code"):
             return value  # Kafka's default, and no id: the struct only says what is wrong
         match kind:
-            case FieldKind.OFFSET | FieldKind.STORED_OFFSET | FieldKind.PRODUCED_OFFSET:
+            case "offset" | "stored-offset" | "produced-offset":
                 return value if value < 0 else self._position(kind, value, around)
-            case FieldKind.TOPIC | FieldKind.GROUP | FieldKind.TRANSACTIONAL_ID:
-                return self._name(kind.value, value)
-            case FieldKind.TOPIC_ID:
+            case "topic" | "group" | "transactional-id":
+                return self._name(kind, value)
+            case "topic-id":
                 topic = self.topics.name("", value)
                 return Chosen(value) if topic == str(value) else topic  # its name is unknown
-            case FieldKind.COORDINATOR:
+            case "coordinator":
                 group = self._name("group", value)
                 return group if group != value else self._name("transactional-id", value)
-            case FieldKind.MEMBER:
+            case "member":
                 group, groups = self._name("group", around.group), self._ids.groups
                 there = value if self._is_target else groups.member(group, value)
                 return groups.captured.get((group, there), value)
-            case FieldKind.NODE:
+            case "node":
                 is_known = value in self._nodes or (not self._nodes and value >= 0)
                 return _A_BROKER if is_known else value
-            case FieldKind.PRODUCER_ID:
+            case "producer-id":
                 epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
                 return value if value < 0 else self._producer(value, epoch).producer_id
-            case FieldKind.PRODUCER_EPOCH:
+            case "producer-epoch":
                 number = holder.get(name.removesuffix("_epoch") + "_id", -1)
                 return value if value < 0 or number < 0 else self._producer(number, value).epoch
-            case FieldKind.OPAQUE:
+            case "opaque":
                 return self._opaque.get((name, value), Chosen(value))
-            case FieldKind.REPLICAS if not self._is_target:
+            case "replicas" if not self._is_target:
                 return limited(value, len(self._ids.target.nodes))
-            case FieldKind.RESOURCE:
+            case "resource":
                 word = resource_word(holder)
                 if word.startswith("broker"):
                     return self._brokers.get(value, value)
                 return self._name(word.replace(" ", "-"), value)
-            case FieldKind.PROTOCOL if self._names:
+            case "protocol" if self._names:
                 what = "Assignment" if "assignment" in name else "Subscription"
                 return with_topics(value, what, partial(self._name, "topic"))
         return value
@@ -279,9 +274,9 @@ class Normaliser:
         the capture counts as the target's do: next to markers and log starts the numbers differ."""
         log = self.topics.name(around.topic, around.topic_id), around.partition
         offsets = self._ids.offsets
-        if kind is not FieldKind.STORED_OFFSET and log in self._ids.marked:
+        if kind != "stored-offset" and log in self._ids.marked:
             return Chosen(offset)
-        if kind is FieldKind.PRODUCED_OFFSET:
+        if kind == "produced-offset":
             base = offsets.base_to_capture(log, offset) if self._is_target else offset
             return Chosen(offset) if base is None else base
         if around.is_racing:

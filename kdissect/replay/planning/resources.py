@@ -84,7 +84,7 @@ _ACCESSES: dict[str, dict[str, str]] = {
     },
 }
 _NAMED_AS = {"start": "log", "commits": "group", "share": "group"}
-_NAMED_KINDS = [FieldKind(name) for name in ("topic", "partition", "group", "transactional-id")]
+_NAMED_KINDS: tuple[FieldKind, ...] = ("topic", "partition", "group", "transactional-id")
 _CONFIG_APIS = messages.apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
 _ROWS = [
     (catalog.api(name).key, class_name, accesses)
@@ -159,9 +159,9 @@ class ResourceAccesses:
         topics, logs, groups, transactions = found.values()
         for field in iter_fields(request):
             kind, values, around = field.kind, field.values, field.around
-            if kind is FieldKind.TOPIC_ID and not around.topic:
-                kind, values = FieldKind.TOPIC, [self._names.by_id.get(each) for each in values]
-            if kind is FieldKind.PARTITION:
+            if kind == "topic-id" and not around.topic:
+                kind, values = "topic", [self._names.by_id.get(each) for each in values]
+            if kind == "partition":
                 name = self._names.name(around.topic, around.topic_id)
                 logs |= dict.fromkeys((name, each) for each in values)
             elif kind in found:

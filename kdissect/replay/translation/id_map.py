@@ -220,7 +220,7 @@ def limited(value: Any, count: int) -> Any:
 
 def resource_word(holder: Body) -> str:
     """``topic`` for the type of the resource in a struct about configs or ACLs."""
-    number = holder.get("resource_type", holder.get("resource_type_filter", 0))
+    number = holder.get("resource_type") or holder.get("resource_type_filter") or 0
     words = _CONFIG_RESOURCES if _OF_ACLS.isdisjoint(holder) else _ACL_RESOURCES
     return words.get(number, f"type {number}")
 

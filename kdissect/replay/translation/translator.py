@@ -184,11 +184,11 @@ def translate(ids: IdMap, step: Step, request: Message) -> None:
         request.body = special(ids, step, request.body)
     # All are found before any is changed, and epochs are looked up by the capture's ids.
     refs = list(iter_fields(request))
-    refs.sort(key=lambda ref: ref.kind not in (FieldKind.GENERATION, FieldKind.PRODUCER_EPOCH))
+    refs.sort(key=lambda ref: ref.kind not in ("generation", "producer-epoch"))
     for ref in refs:
         if (change := _CHANGES.get(ref.kind)) is not None:
             found = [change(ids, step, ref, each) for each in ref.values]
-            if ref.kind is FieldKind.NODE:  # several of the capture's may be one at the target
+            if ref.kind == "node":  # several of the capture's may be one at the target
                 found = list(dict.fromkeys(found))
             ref.holder[ref.slot.name] = found if ref.slot.field.is_array else found[0]
 
@@ -316,23 +316,23 @@ def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
 
 
 _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
-    FieldKind.TOPIC: lambda ids, step, ref, value: ids.topic(value),
-    FieldKind.GROUP: lambda ids, step, ref, value: ids.name("group", value),
-    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.name("transactional-id", value),
-    FieldKind.MEMBER: lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
-    FieldKind.NODE: lambda ids, step, ref, value: ids.node(value),
-    FieldKind.OPAQUE: lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),
-    FieldKind.TOPIC_ID: _topic_id,
-    FieldKind.PRODUCER_ID: _producer_id,
-    FieldKind.PRODUCER_EPOCH: _producer_epoch,
-    FieldKind.GENERATION: _generation,
-    FieldKind.LEADER_EPOCH: _leader_epoch,
-    FieldKind.OFFSET: _offset,
-    FieldKind.RECORDS: _records,
-    FieldKind.PROTOCOL: _protocol,
-    FieldKind.RESOURCE: _resource,
-    FieldKind.COORDINATOR: _coordinator,
-    FieldKind.REPLICAS: _replicas,
+    "topic": lambda ids, step, ref, value: ids.topic(value),
+    "group": lambda ids, step, ref, value: ids.name("group", value),
+    "transactional-id": lambda ids, step, ref, value: ids.name("transactional-id", value),
+    "member": lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
+    "node": lambda ids, step, ref, value: ids.node(value),
+    "opaque": lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),
+    "topic-id": _topic_id,
+    "producer-id": _producer_id,
+    "producer-epoch": _producer_epoch,
+    "generation": _generation,
+    "leader-epoch": _leader_epoch,
+    "offset": _offset,
+    "records": _records,
+    "protocol": _protocol,
+    "resource": _resource,
+    "coordinator": _coordinator,
+    "replicas": _replicas,
 }
 
 

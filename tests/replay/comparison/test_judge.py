@@ -15,7 +15,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import layout
 from kdissect.protocol.model import Type
 from kdissect.replay.comparison.judge import NOISE, Answers, Judge, Noise
-from kdissect.replay.fields import FieldKind, built_in_fields, load_fields
+from kdissect.replay.fields import built_in_fields, load_fields
 from kdissect.replay.model import (
     ABSENT,
     Difference,
@@ -351,9 +351,7 @@ def exact_places(of: Any, values: Body, api: str, path: str = "", at: str = "") 
             left_out = built_in_fields().kinds(api, inner, slot.field)
             for each in several if not left_out else ():
                 yield from exact_places(slot.inner, each, api, f"{inner}.", f"{place}.")
-        elif (
-            slot.inner is None and not slot.field.is_array and kinds[:1] in ([], [FieldKind.EXACT])
-        ):
+        elif slot.inner is None and not slot.field.is_array and kinds[:1] in ([], ["exact"]):
             yield place, values, name, slot.field.type
 
 
