@@ -2,8 +2,8 @@
 
 Classic groups:
 
-- A heartbeat is answered REBALANCE_IN_PROGRESS as in the capture, or only around a JoinGroup,
-  SyncGroup or LeaveGroup.
+- A heartbeat is answered REBALANCE_IN_PROGRESS as in the capture, or only if another member has
+  joined or left since the assignment.
 - The leader of a generation gets all members that joined it.
 
 Consumer, share and streams groups, whose coordinator assigns partitions or tasks (KIP-848, KIP-932,
@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -34,8 +34,6 @@ from kdissect.replay.workload.messages import (
     response_body,
 )
 
-# An answer and the event that it follows from are seen a moment apart.
-_SLACK_NS = 1_000_000_000
 # Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
 _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
@@ -106,8 +104,9 @@ class Groups:
     # -- contradictions -------------------------------------------------------------------------
 
     def contradictions(self) -> Iterator[Contradiction]:
-        for by_api in self._classic.values():
-            yield from _check_heartbeats(by_api)
+        for name, by_api in self._classic.items():
+            if name not in self._assigned:  # members of the other protocol join otherwise (KIP-848)
+                yield from _check_heartbeats(by_api)
             yield from _check_members(by_api[ApiKey.JOIN_GROUP])
         for group in self._assigned.values():
             for heartbeats in group.members.values():
@@ -165,18 +164,37 @@ class Groups:
 
 
 def _check_heartbeats(by_api: dict[int, list[Reply]]) -> Iterator[Contradiction]:
-    changing = [
-        (each.sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
-        for api_key in _CLASSIC_APIS - {ApiKey.HEARTBEAT}
-        for each in by_api[api_key]
-    ]
+    """A member with its assignment gets REBALANCE_IN_PROGRESS only if another member has joined or
+    left since, or was silent for so long that its session may have ended."""
     code = int(ErrorCode.REBALANCE_IN_PROGRESS)
+    heard: dict[str, list[int]] = defaultdict(list)
+    for each in sorted(chain(*by_api.values()), key=lambda each: each.sent_ns):
+        heard[each.request.get("member_id", "")].append(each.sent_ns)
     for reply in by_api[ApiKey.HEARTBEAT]:
         was_so = response_body(reply.step.exchange).get("error_code") == code
-        if reply.answer is None or reply.answer["error_code"] != code or was_so:
+        if reply.body.get("error_code") != code or was_so:
             continue
-        if not any(begin <= reply.sent_ns <= end for begin, end in changing):
-            note = "no member joins or leaves at that time"
+        generation = reply.request["generation_id"]
+        members = {
+            each.request["member_id"]: each.sent_ns
+            for each in by_api[ApiKey.SYNC_GROUP]
+            if each.taken
+            and each.request["generation_id"] == generation
+            and each.end_ns <= reply.sent_ns
+        }
+        since = members.pop(reply.request["member_id"], FOREVER_NS)
+        is_changed = since > reply.end_ns or any(
+            each.sent_ns <= reply.end_ns
+            and each.end_ns >= since
+            and each.taken.get("generation_id") != generation
+            for each in (*by_api[ApiKey.JOIN_GROUP], *by_api[ApiKey.LEAVE_GROUP])
+        )
+        is_silent = any(
+            reply.end_ns - heard[each][bisect_right(heard[each], reply.end_ns) - 1] > _SILENT_NS
+            for each in members
+        )
+        if not is_changed and not is_silent:
+            note = "no member has joined or left since the assignment"
             yield reply.wrong(Difference("error_code", (), 0, code, note=note))
 
 

@@ -45,15 +45,20 @@ class Classic(Run):
         return self.add(at_s, ApiKey.HEARTBEAT, 3, body, {"error_code": code}, {"error_code": 0})
 
 
-def test_a_rebalance_ends_when_all_members_have_their_assignments() -> None:
-    """27 while members join or after one has left; never in between."""
+def test_a_rebalance_begins_when_a_member_joins_leaves_or_is_silent() -> None:
+    """A member that has its assignment gets 27 only then, and until it joins again."""
     run = Classic()
-    run.join(1, "a", members="a")
-    run.sync(1.1, "a", b"x", a=b"x")
-    run.heartbeat(2, "a", 27)
-    wrong = run.heartbeat(5, "a", 27)
+    run.join(1, "a", members="ab")
+    run.join(1, "b")
+    run.sync(1.1, "a", b"x", a=b"x", b=b"y")
+    run.sync(1.1, "b", b"y")
+    wrong = run.heartbeat(2, "a", 27)
     assert run.said() == [(wrong, "error_code", "27")]
-    run.add(5.5, ApiKey.LEAVE_GROUP, 1, {"group_id": "g", "member_id": "a"}, {"error_code": 0})
+    run.heartbeat(8, "a", 27)
+    run.join(9, "c", generation=2)
+    run.heartbeat(30, "a", 27)
+    assert run.said() == [(wrong, "error_code", "27")]
+    run.add(1.5, ApiKey.LEAVE_GROUP, 1, {"group_id": "g", "member_id": "b"}, {"error_code": 0})
     assert run.said() == []
 
 
