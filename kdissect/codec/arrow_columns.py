@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
-from kdissect.arrays import address_of
+from kdissect.arrays import Bools, address_of
 from kdissect.codec.column_kernel import INDICES
 from kdissect.codec.strings import as_text, gathered, uuids
 from kdissect.protocol.column_plan import ColumnPlan, Node, Role
@@ -57,8 +57,8 @@ def arrow_type(node: Node) -> pa.DataType:
     return pa.struct(children or [(PRESENT, pa.bool_())])
 
 
-def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
-    """(validity bitmap or None, null count) of validity bytes."""
+def _bits(valid: Bools) -> tuple[pa.Buffer | None, int]:
+    """(validity bitmap or None, null count)."""
     nulls = len(valid) - int(np.count_nonzero(valid))
     if not nulls:
         return None, 0
@@ -78,8 +78,8 @@ class Reader:
         self.invalid_utf8 = np.zeros(len(rows[0]), np.bool_)
         self.lineage: list[NDArray[np.int32]] = []  # offsets of the lists around the current level
 
-    def struct(self, node: Node, level: int, valid: NDArray[np.uint8] | None) -> pa.StructArray:
-        """A struct from its children's columns; valid: its validity bytes, None: all are there."""
+    def struct(self, node: Node, level: int, valid: Bools | None) -> pa.StructArray:
+        """A struct from its children's columns; valid: which are there, None: all."""
         count = len(self.rows[level])
         bits, nulls = (None, 0) if valid is None else _bits(valid)
         children = [self.column(child, level) for child in node.children.values()]
@@ -89,7 +89,7 @@ class Reader:
 
     def column(self, node: Node, level: int) -> pa.Array:
         """A field's column."""
-        valid = self.rows[level][:, node.at]
+        valid = self.rows[level][:, node.at].view(np.bool_).copy()
         if not valid.any():
             return pa.nulls(len(valid), arrow_type(node))
         if node.element is not None:
@@ -102,11 +102,9 @@ class Reader:
         """The values of a column; where it is null, they are undefined."""
         begin = node.at + 1
         chosen = self.rows[level][:, begin : begin + np.dtype(kind).itemsize]
-        return np.ascontiguousarray(chosen).view(kind)[:, 0]
+        return chosen.view(kind)[:, 0].copy()
 
-    def _list(
-        self, node: Node, element: Node, level: int, valid: NDArray[np.uint8]
-    ) -> pa.ListArray:
+    def _list(self, node: Node, element: Node, level: int, valid: Bools) -> pa.ListArray:
         offsets = np.zeros(len(valid) + 1, np.int32)
         np.cumsum(self.values(node, level, np.int32) * valid, out=offsets[1:])
         self.lineage.append(offsets)
@@ -119,7 +117,7 @@ class Reader:
         buffers = [bits, pa.py_buffer(offsets)]
         return pa.Array.from_buffers(arrow_type(node), len(valid), buffers, nulls, 0, [read])
 
-    def _leaf(self, node: Node, level: int, valid: NDArray[np.uint8]) -> pa.Array:
+    def _leaf(self, node: Node, level: int, valid: Bools) -> pa.Array:
         if node.type in (Type.STRING, Type.BYTES):
             packed = self.values(node, level, np.int64)
             length = np.where(valid, packed & ((1 << _LENGTH_BITS) - 1), -1)
@@ -129,9 +127,9 @@ class Reader:
                 self._flag(invalid)
             return array
         if node.type is Type.UUID:
-            return uuids(self.buf, self.values(node, level, np.int64), valid.astype(np.bool_))
+            return uuids(self.buf, self.values(node, level, np.int64), valid)
         stored = _STORED[node.type]
-        return pa.array(self.values(node, level, stored), arrow_type(node), mask=valid == 0)
+        return pa.array(self.values(node, level, stored), arrow_type(node), mask=~valid)
 
     def _flag(self, rows: NDArray[np.int64]) -> None:
         """Set invalid_utf8 for the messages that contain these rows of the current level."""

@@ -22,7 +22,7 @@ BYTES_MAX = (2**31 - 1) // 3
 # replicas.
 ELEMENTS_MAX = 5_000_000
 BUFFER_MAX = 2**32  # a packed place has 32 bits of position and 31 of length
-_FIRST_ROOM = 256  # rows of a level
+_FIRST_ROOM = 256  # rows of a level at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _run(
     count = len(messages.start)
     outcome = kernel.new_outcome(count)
     row_size = np.append(plan.row_size, kernel.MARK.itemsize)
-    rows = [np.empty((_FIRST_ROOM, size), np.uint8) for size in row_size.tolist()]
+    rows = [np.empty((max(_FIRST_ROOM, count), size), np.uint8) for size in row_size.tolist()]
     rows[0] = np.empty((count, rows[0].shape[1]), np.uint8)
     levels = np.zeros(len(rows), kernel.LEVEL)
     levels["row_size"], levels["template"] = row_size, np.cumsum(row_size) - row_size

@@ -375,10 +375,11 @@ def capture_id(path: str) -> int:
 def hashed(path: str, size: int) -> str:
     """The sha256 of a file's first `size` bytes. Raises OSError."""
     digest = hashlib.sha256()
+    piece = memoryview(bytearray(MB))
     with open(path, "rb", buffering=0) as file:
-        while piece := file.read(min(size, MB)):
-            digest.update(piece)
-            size -= len(piece)
+        while count := file.readinto(piece[:size]):
+            digest.update(piece[:count])
+            size -= count
     return digest.hexdigest()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, by_value
+from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, by_value, joined
 from kdissect.codec.column_kernel import MARK
 from kdissect.codec.record_batches import first_batch
 from kdissect.protocol.api_keys import ApiKey
@@ -47,13 +47,13 @@ class ChunkMarks:
     ) -> None:
         """parts: (rows of messages in the chunk, their side, their MARK rows of the column kernel).
         known: names of topic ids, of the whole input."""
-        joined = np.concatenate([np.zeros(0, MARK), *(marks for _, _, marks in parts)])
+        all_marks = joined([np.zeros(0, MARK), *(marks for _, _, marks in parts)])
         messages = [rows[marks["row"]] * 2 + side for rows, side, marks in parts]
         message = np.concatenate([_NONE, *messages])
         order = np.argsort(message, kind="stable")
         self._message = message[order]
-        self._value, self._length = joined["value"][order], joined["length"][order]
-        self._places_of = by_value(joined["role"][order])
+        self._value, self._length = all_marks["value"][order], all_marks["length"][order]
+        self._places_of = by_value(all_marks["role"][order])
         self.buf = buf
         self.row_count = row_count
         named, ids = self._of(Role.TOPIC_NAME), self._of(Role.TOPIC_ID)
