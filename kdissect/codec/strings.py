@@ -77,17 +77,15 @@ def _is_utf8(value: bytes) -> bool:
 def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.StringArray:
     """Kafka's text of the uuids at n places (-1: the zero uuid): 22 characters of base64."""
     texts = np.empty(len(start) * _UUID_ROOM, np.uint8)
-    _encode(read_only(buf), start, is_valid, texts)
+    _encode(read_only(buf), np.where(is_valid, start, -1), texts)
     address = address_of(texts) + _UUID_ROOM * np.arange(len(start))
     return gathered(address, np.where(is_valid, _UUID_TEXT_SIZE, -1)).view(pa.string())
 
 
 @kernel
-def _encode(buf: Bytes, start: Positions, is_valid: Bools, texts: Bytes) -> None:
-    """Write the text of each valid uuid, with room for _UUID_ROOM characters."""
+def _encode(buf: Bytes, start: Positions, texts: Bytes) -> None:
+    """Write the text of each uuid, with room for _UUID_ROOM characters."""
     for row in range(len(start)):
-        if not is_valid[row]:
-            continue
         for group in range(_UUID_ROOM // 4):
             # base64 writes each three bytes as four characters of six bits
             bits = int64(0)

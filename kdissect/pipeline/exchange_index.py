@@ -15,6 +15,8 @@ from kdissect.packing import pack, unpack
 from kdissect.protocol.model import SIDES
 
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
+_EMPTY = [np.zeros(0, kind) for kind in _KINDS]
+NO_EXCHANGES = Assembly(_EMPTY[0], _EMPTY[1], _EMPTY[2], _EMPTY[3], _EMPTY[4])
 
 
 def take(assembly: Assembly, rows: Indices) -> Assembly:
@@ -58,9 +60,7 @@ def _take_carried(data: Bytes, extents: Rows) -> Bytes:
 
 def concat(parts: list[Assembly]) -> Assembly:
     """One assembly with the rows of all parts. Connections are renumbered, not merged."""
-    if not parts:
-        empty = [np.zeros(0, kind) for kind in _KINDS]
-        return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
+    parts = [NO_EXCHANGES, *parts]
     exchange_counts = [len(part.exchanges) for part in parts]
     extent_counts = [len(part.extents) for part in parts]
     connection_counts = [len(part.connections) for part in parts]
