@@ -28,13 +28,12 @@ _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0
 _ANY_VERSION = 0x7FFF
 _FIRST_ASKED: dict[int, tuple[int, int]] = {ApiKey.API_VERSIONS: (0, 3)}  # before it told them
-# Kinds of names -> API that lists them; its array, and the fields of a name and its state there.
+# By kinds of names: the API that lists them; its array, and the fields of a name and its state.
+LISTING_APIS = {"group": ApiKey.LIST_GROUPS, "transactional-id": ApiKey.LIST_TRANSACTIONS}
 _LISTS = {
-    "group": (ApiKey.LIST_GROUPS, "groups", "group_id", "group_state"),
-    "transactional-id": (
-        ApiKey.LIST_TRANSACTIONS, "transaction_states", "transactional_id", "transaction_state",
-    ),
-}  # fmt: skip
+    "group": ("groups", "group_id", "group_state"),
+    "transactional-id": ("transaction_states", "transactional_id", "transaction_state"),
+}
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -219,7 +218,7 @@ class Target:
     async def states(self, kind: str) -> dict[str, str]:
         """Each "group" of any type, or "transactional-id", with its state. No transactional ids
         before Kafka 3.0 (KIP-664). Raises ConnectFailed."""
-        api_key, array, name, state = _LISTS[kind]
+        api_key, (array, name, state) = LISTING_APIS[kind], _LISTS[kind]
         found: dict[str, str] = {}
         if self.version(api_key) is None:
             return found

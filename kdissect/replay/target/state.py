@@ -26,7 +26,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay import batches
 from kdissect.replay.model import Log, ReplayPlan, TranslateOptions
-from kdissect.replay.target.cluster import Target, tries
+from kdissect.replay.target.cluster import LISTING_APIS, Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
 from kdissect.replay.target.settling import ENDING, SETTLE_S
@@ -231,6 +231,8 @@ class _Reader:
     async def states(self, kind: str, names: Iterable[str]) -> None:
         """Read the states of groups, or of transactional ids after transactions that are being
         ended."""
+        if self._target.version(LISTING_APIS[kind]) is None:
+            raise ConnectFailed("unreachable", f"the target cannot list {kind}s")
         async for _ in tries(SETTLE_S):
             states = await self._target.states(kind)
             there = {name: states.get(self._name(kind, name)) for name in names}

@@ -64,3 +64,19 @@ def test_a_log_that_brings_nothing_has_no_records() -> None:
         assert state.logs["orders", 0].records is None
         assert said in state.unread["orders-0"]
         assert fetches == 1
+
+
+def test_transactions_that_a_target_cannot_list_are_unread() -> None:
+    """Before Kafka 3.0 there is no ListTransactions: a state that nobody tells is not "none"."""
+
+    async def run(port: int) -> State:
+        target = Target("127.0.0.1", port)
+        await target.probe()
+        del target.versions[ApiKey.LIST_TRANSACTIONS]
+        state = await read_state(target, [], {("transactional-id", "t"): ()}, TranslateOptions())
+        target.close()
+        return state
+
+    with FakeBroker().running() as server:
+        state = asyncio.run(run(server.port))
+    assert "cannot list" in state.unread["transactional-ids"]
