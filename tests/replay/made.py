@@ -3,9 +3,9 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
@@ -20,12 +20,14 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
+from kdissect.replay.target.cluster import Target
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from tests.builders.workloads import a_request, a_response, exchange, planned
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000
+T = TypeVar("T")
 
 
 def request(api_key: int, api_version: int, correlation_id: int = 7, **body: Any) -> bytes:
@@ -231,6 +233,20 @@ class FakeBroker:
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(60)
             end_loop(self._loop)
+
+
+def with_target(answer: Answer | None, work: Callable[[Target], Awaitable[T]]) -> T:
+    """The result of work with a probed target, which is a fake broker."""
+
+    async def run(port: int) -> T:
+        target = Target("127.0.0.1", port)
+        await target.probe()
+        result = await work(target)
+        target.close()
+        return result
+
+    with FakeBroker(answer).running() as server:
+        return asyncio.run(asyncio.wait_for(run(server.port), 120))
 
 
 def end_loop(loop: asyncio.AbstractEventLoop) -> None:

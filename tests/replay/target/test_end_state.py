@@ -1,6 +1,5 @@
 """Reading a target's state back: its counts, and targets with wrong responses."""
 
-import asyncio
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -8,7 +7,7 @@ from kdissect.replay.model import TranslateOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.state import State, read_state
 from tests.builders.messages import numbered_batch as batch
-from tests.replay.made import NODE, FakeBroker, answering
+from tests.replay.made import NODE, answering, with_target
 
 PARTITION = {"error_code": 0, "partition_index": 0, "leader_id": 1}
 TOPIC = {"error_code": 0, "name": "orders", "partitions": [PARTITION]}
@@ -33,15 +32,10 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[State, int]:
         topics = [] if data is None else [{"topic": "orders", "partitions": [found]}]
         return {"responses": topics}
 
-    async def run(port: int) -> State:
-        target = Target("127.0.0.1", port)
-        await target.probe()
-        state = await read_state(target, ["orders"], {}, TranslateOptions())
-        target.close()
-        return state
-
-    with FakeBroker(answering(body_of)).running() as server:
-        return asyncio.run(asyncio.wait_for(run(server.port), 120)), fetches
+    state = with_target(
+        answering(body_of), lambda target: read_state(target, ["orders"], {}, TranslateOptions())
+    )
+    return state, fetches
 
 
 def test_records_are_counted_by_their_batches() -> None:
@@ -69,14 +63,9 @@ def test_a_log_that_brings_nothing_has_no_records() -> None:
 def test_transactions_that_a_target_cannot_list_are_unread() -> None:
     """Before Kafka 3.0 there is no ListTransactions: a state that nobody tells is not "none"."""
 
-    async def run(port: int) -> State:
-        target = Target("127.0.0.1", port)
-        await target.probe()
+    async def read_without(target: Target) -> State:
         del target.versions[ApiKey.LIST_TRANSACTIONS]
-        state = await read_state(target, [], {("transactional-id", "t"): ()}, TranslateOptions())
-        target.close()
-        return state
+        return await read_state(target, [], {("transactional-id", "t"): ()}, TranslateOptions())
 
-    with FakeBroker().running() as server:
-        state = asyncio.run(run(server.port))
+    state = with_target(None, read_without)
     assert "cannot list" in state.unread["transactional-ids"]

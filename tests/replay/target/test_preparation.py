@@ -1,12 +1,10 @@
 """Topics and groups of a run are deleted after it; what stays is named."""
 
-import asyncio
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import delete_names
-from tests.replay.made import FakeBroker, answering
+from tests.replay.made import answering, with_target
 
 UNKNOWN_TOPIC, NON_EMPTY_GROUP = 3, 68
 
@@ -28,17 +26,9 @@ def test_names_are_deleted_and_the_rest_is_named() -> None:
         code = NON_EMPTY_GROUP if name == "busy\x1b" else 0
         return {"results": [{"group_id": name, "error_code": code}]}
 
-    async def run(port: int) -> list[str]:
-        target = Target("127.0.0.1", port)
-        await target.probe()
-        names = [("topic", "orders-1"), ("group", "idle"), ("group", "busy\x1b"),
-                 ("transactional-id", "ledger-1"), ("topic", "gone-1")]  # fmt: skip
-        kept = await delete_names(target, names)
-        target.close()
-        return kept
-
-    with FakeBroker(answering(body_of)).running() as server:
-        [line] = asyncio.run(run(server.port))
+    names = [("topic", "orders-1"), ("group", "idle"), ("group", "busy\x1b"),
+             ("transactional-id", "ledger-1"), ("topic", "gone-1")]  # fmt: skip
+    [line] = with_target(answering(body_of), lambda target: delete_names(target, names))
     assert asked == [
         (ApiKey.DELETE_GROUPS, "busy\x1b"),
         (ApiKey.DELETE_GROUPS, "idle"),

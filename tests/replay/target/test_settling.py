@@ -1,6 +1,5 @@
 """Waits for a target that is not ready, and for what requests have changed there."""
 
-import asyncio
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -11,7 +10,7 @@ from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience, Sett
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.source import gather_facts
 from tests.builders.workloads import a_request, a_response, exchange, workload
-from tests.replay.made import NODE, FakeBroker, answering
+from tests.replay.made import NODE, answering, with_target
 from tests.replay.other_cluster import everything
 
 ONE, OTHER, THIRD = (("log", "t", number) for number in (1, 2, 3))
@@ -57,14 +56,10 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
         topic = {"error_code": 0, "name": "new", "partitions": [part]}
         return {"brokers": [NODE], "topics": [topic] * (asks > 3)}
 
-    async def settle(port: int) -> None:
-        target = Target("127.0.0.1", port)
-        await target.probe()
+    async def settle(target: Target) -> None:
         ids = IdMap(plan, target=target.cluster)
         await Settled(target, ids, Patience()).after(Outcome(plan.steps[0]))
         assert ids.target.topics == {"new": 1}
-        target.close()
 
-    with FakeBroker(answering(body_of)).running() as server:
-        asyncio.run(asyncio.wait_for(settle(server.port), 120))
+    with_target(answering(body_of), settle)
     assert asks == 4
