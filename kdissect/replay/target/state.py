@@ -202,16 +202,13 @@ class _Reader:
 
     def _add_configs(self, result: Body) -> None:
         name, is_topic = result["resource_name"], result["resource_type"] == messages.TOPIC_RESOURCE
-        found: dict[int | None, dict[str, str]] = {}  # by their source
-        for each in result["configs"]:
-            found.setdefault(each.get("config_source"), {})[each["name"]] = each["value"] or ""
-        if is_topic and name in self._topics:
-            for config, value in found.get(messages.TOPIC_CONFIG, {}).items():
-                self.state.facts["config", self._captured("topic", name), config] = value
-        found.pop(_DEFAULT_CONFIG, None)
         settings = self.state.settings.setdefault(f"{'topic' if is_topic else 'broker'} {name}", {})
-        for configs in found.values():
-            settings |= configs
+        for each in result["configs"]:
+            source, value = each.get("config_source"), each["value"] or ""
+            if source != _DEFAULT_CONFIG:
+                settings[each["name"]] = value
+            if source == messages.TOPIC_CONFIG and name in self._topics:
+                self.state.facts["config", self._captured("topic", name), each["name"]] = value
 
     async def commits(self, group: str) -> None:
         """Read the committed offsets of a group."""
