@@ -95,8 +95,9 @@ class Groups:
         shares, captured = (known[-1].shares, known[-1].captured) if known else ([], [])
         shares = _shares(reply.taken, self._ids.target_topics, shares)
         captured = _shares(response_body(exchange), self._ids.names, captured)
+        is_again = bool(known) and known[-1].reply.step is reply.step
         known.append(_Heartbeat(reply, epoch, shares, captured))
-        if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
+        if not is_again and (epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS)):
             group.changes_ns.append(reply.sent_ns)
         if request.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS

@@ -6,7 +6,8 @@ from uuid import UUID
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey
-from tests.replay.comparison.made_run import Run
+from kdissect.replay.model import Attempt
+from tests.replay.comparison.made_run import Run, S
 
 TOPIC = UUID(int=5)
 CONSUMER, SHARE, STREAMS = (
@@ -131,6 +132,16 @@ def test_a_partition_has_one_owner(api_key: ApiKey, is_wrong: bool) -> None:
     run.heartbeat(1, 0, [1], [], "n")
     number = run.settle("m", "n")
     assert run.said() == [(number, "assignment", "2 owners")] * is_wrong
+
+
+def test_a_join_that_is_sent_again_changes_nothing() -> None:
+    """As is one whose member got no partitions."""
+    run = Assigned()
+    number = run.heartbeat(4, 0, [], [0, 1])
+    outcome = run.outcomes[number]
+    sent, answer = outcome.sent or b"", outcome.answer or b""
+    outcome.earlier = [Attempt(sent, at * S, answer, at * S + 1) for at in (1, 2, 3)]
+    assert run.said() == [(number, "assignment", "not assigned")] * 2
 
 
 def test_partitions_that_the_target_does_not_have() -> None:
