@@ -5,31 +5,7 @@ import pytest
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
 from kdissect.protocol.model import NEVER, NO_LIMIT, Api, Definition, Type, VersionRange
-
-EXAMPLE = """\
-# A note about it.
-# And another.
-api 99 Invented: versions 0-7, flexible 4+, unstable 7
-
-request
-  name: string? 0+ = null @topicName
-  legacy: string 0-3 null 2-3
-  size_max: int64 3+ = 0x7fffffffffffffff
-  on: bool 1+ = true
-  label: string 0+ = "some words"
-  id: int32 0+ key plain
-  epoch: int32 4+ tag 0 = -1 @brokerId
-  late: [int32]? 4+ tag 1 5+ = null
-  cursor: Cursor? 6+ = null
-    at: uuid 6+
-
-response
-  results: [Result] 0+
-  others: [Result]? 2+
-
-struct Result
-  code: int16 0+
-"""
+from tests.builders.notation import EXAMPLE
 
 
 def test_every_word_of_the_notation_reaches_the_model():
