@@ -13,7 +13,7 @@ from kdissect.api import Tables
 from kdissect.protocol.model import SIDES
 from kdissect.sql import Database, view_name
 from kdissect.sql.requests import create_missing
-from kdissect.tables.topics import METADATA_TOPIC_ID
+from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID
 
 _FORMAT_VERSION = 1
 _MANIFEST = "rows of a table are as many as the manifest says"
@@ -181,7 +181,7 @@ def _without_event(epochs: str, event: str) -> str:
     """
 
 
-_LISTED = """
+_LISTED = f"""
     with fetches as (
         select exchange_id, broker_ip, broker_port, e.request_time, unnest(request.topics) t,
             request.session_epoch as epoch, case when epoch = 0 then response.session_id
@@ -190,7 +190,8 @@ _LISTED = """
         where epoch >= 0 and coalesce(response.error_code, 0) = 0 and session_id <> 0
     ), listed as (
         select f.* exclude t, unnest(t.partitions).partition as partition,
-            coalesce(nullif(t.topic, ''), topics.topic, t.topic_id) as topic
+            coalesce(nullif(t.topic, ''), topics.topic,
+                if(t.topic_id = '{METADATA_TOPIC_ID}', '{METADATA_TOPIC}', t.topic_id)) as topic
         from fetches f left join topics on t.topic_id = topics.topic_id
     )
 """
