@@ -6,7 +6,9 @@ after the response was sent, so its time less the total time is when the broker 
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from tests.truth.latency import (
     compare,
     together,
 )
+from tests.truth.request_log import read_lines
 
 LINE_MS = 5.0  # at most, from the line in the log to the response's packet
 PLACES = BEFORE, SENDING, OTHER = "before", "sending", "other"
@@ -69,7 +72,7 @@ _STARTS = """
 def section(captures: Path) -> str:
     """The section of the page."""
     compared = [
-        compare(f"{path.parent.name}/{path.stem}", read_capture(path), log_of(path))
+        compare(f"{path.parent.name}/{path.stem}", read_capture(path), read_lines(log_of(path)))
         for path in sorted(captures.glob("*/*.pcap"))
         if log_of(path).is_file()
     ]
@@ -114,6 +117,18 @@ def _cells(one: Compared) -> list[str]:
     ]
 
 
+def _logged(log: Path) -> Iterator[dict[str, Any]]:
+    """The requests of a ``server.log``, as in the log beside a capture."""
+    for (port, correlation_id, api_key), _, row in logged.read_requests(log):
+        yield {
+            "forwarded": row["isForwarded"],
+            "client": (row["connection"].split("-")[1].rpartition(":")[0], port),
+            "correlation_id": correlation_id,
+            "api_key": api_key,
+            "total_time_ms": row["totalTimeMs"],
+        }
+
+
 def _recordings() -> list[str]:
     """The same workloads on a quiet and on a busy machine."""
     lines = [
@@ -134,6 +149,6 @@ def _recordings() -> list[str]:
             machine = json.loads((path / "machine.json").read_text())
             places = explain(tables, log)
             waited = (f"{machine['load']:.1f}", f"{machine['waited_s']:.1f} s")
-            cells = _cells(compare(path.name, tables, log))
+            cells = _cells(compare(path.name, tables, _logged(log)))
             rows.append((path.name, *waited, *cells, *(places[one] for one in PLACES)))
     return [*lines, table(("recording", "load average", "waited", *_HEADS, *PLACES), rows)]

@@ -5,14 +5,14 @@ correlation id may come again on a connection: its nth request in the capture is
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kdissect import Tables
-from tests.truth.request_log import read_lines
 
 WITHIN_MS = 15.0
 SHARE_OF_ALL, SHARE_OF_EACH = 0.99, 0.98
@@ -59,12 +59,12 @@ class Compared:
         return self.share >= SHARE_OF_EACH and (correlation is None or correlation >= CORRELATION)
 
 
-def compare(name: str, tables: Tables, log: Path) -> Compared:
-    """The exchanges of a capture beside its log."""
+def compare(name: str, tables: Tables, log: Iterable[dict[str, Any]]) -> Compared:
+    """The exchanges of a capture beside the objects of its log."""
     keys = ("client_ip", "client_port", "correlation_id", "api_key")
     columns = tables.exchanges.to_arrow([*keys, "request_time_ns", "service_ms", "latency_ms"])
     logged: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for entry in read_lines(log):
+    for entry in log:
         if not entry["forwarded"]:  # on the wire it is inside an Envelope
             key = (*entry["client"], entry["correlation_id"], entry["api_key"])
             logged[key].append(entry["total_time_ms"])

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from tests.truth import latency
 from tests.truth.material import LOGGED, REPEATED, Capture, each
+from tests.truth.request_log import read_lines
 
 
 @functools.cache
 def _compared(capture: Capture) -> latency.Compared:
-    return latency.compare(str(capture), capture.tables, capture.request_log_path)
+    return latency.compare(str(capture), capture.tables, read_lines(capture.request_log_path))
 
 
 @each("capture", LOGGED)
