@@ -30,7 +30,7 @@ from kdissect.tcp.byte_ranges import copy_range
 THROTTLE_MAX_MS = 3_600_000
 _SIZE_MAX = 1 << 20  # bytes; larger responses are not decoded after a gap
 _MARKS_MAX = 1 << 14  # of a response; so many that agree are evidence enough
-_NO_LIMIT = 1 << 62
+_NO_LIMIT = 1 << 62  # rows or elements: more than any response has
 
 _OK = int(Status.OK)
 _ERROR_CODE, _THROTTLE_TIME = int(Role.ERROR_CODE), int(Role.THROTTLE_TIME_MS)

@@ -3,7 +3,7 @@
 Classic groups:
 
 - A heartbeat is answered REBALANCE_IN_PROGRESS as in the capture, or only if another member has
-  joined or left since the assignment.
+  joined, left or fallen silent since the assignment.
 - The leader of a generation gets all members that joined it.
 
 Consumer, share and streams groups, whose coordinator assigns partitions or tasks (KIP-848, KIP-932,
