@@ -9,7 +9,7 @@ import numpy as np
 from kdissect.arrays import Indices, Row, Rows
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
-from kdissect.kafka.walk import Stream
+from kdissect.kafka.walk import STREAM, Stream
 from kdissect.tcp.byte_ranges import find
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
@@ -33,6 +33,7 @@ FRAME = np.dtype(
         ("extent_count", "i8"),
         ("captured", "i8"),  # number of captured bytes, with the size prefix
         ("hole", "i8"),  # what directly precedes it: NO_HOLE, HOLE or BEGINNING
+        ("after", STREAM),  # the stream from its end on
         # filled by `pairing.pair`:
         ("partner", "i8"),  # row of the response or the request, -1 without one
         ("outcome", "i8"),  # of a request its PairStatus, of a response how it came
@@ -148,6 +149,11 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) 
     frame["extent_start"] = first
     frame["extent_count"] = used[EXTENTS] - first
     frame["captured"] = captured + 4
+    after = frame["after"]
+    after["is_boundary"] = after["was_framed"] = 1
+    after["in_tokens"] = walk["in_tokens"]
+    after["is_young"] = walk["is_young"]
+    after["last_id"] = walk["last_id"]
     last = find(pieces, index, stream.stop, end - 1)
     if last >= stream.stop or pieces[last]["pos"] >= end:
         last -= 1

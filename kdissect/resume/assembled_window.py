@@ -16,7 +16,9 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import DIRECTION, Assembly, Protocol
+from kdissect.kafka.exchanges import Pairs
 from kdissect.kafka.options import StreamOptions
+from kdissect.kafka.walk import STREAM
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.open_connection import (
     NO_NUMBER,
@@ -43,13 +45,15 @@ class Frames:
     """The frames of one direction, by exchange.
 
     stream: its number. has: whether the exchange has a frame there. pos, end: of the frame with its
-    size prefix, from the first byte of the stream here on; in plaintext if it is decrypted.
+    size prefix, from the first byte of the stream here on; in plaintext if it is decrypted. after:
+    STREAM, the stream from its end on.
     """
 
     stream: Ints
     has: Bools
     pos: Ints
     end: Ints
+    after: Rows
 
 
 class AssembledWindow:
@@ -107,8 +111,8 @@ class AssembledWindow:
         self.seq_of_start = _seq_of_start(streams, sides, self.stream)
         self.of = assembly.exchanges["connection"].astype(np.int64)
         self.frames = (
-            _frames(assembly.exchanges, REQUEST, self.of, self.client, tls),
-            _frames(assembly.exchanges, RESPONSE, self.of, self.client, tls),
+            _frames(assembly.exchanges, REQUEST, pairs, self.of, self.client, tls),
+            _frames(assembly.exchanges, RESPONSE, pairs, self.of, self.client, tls),
         )
         restated = _connections(assembly, self.before, table)
         self.last_time: Ints = restated["last_time_ns"]
@@ -164,10 +168,17 @@ def _connections(assembly: Assembly, before: Rows, table: Rows) -> npt.NDArray[n
 
 
 def _frames(
-    exchanges: npt.NDArray[np.void], way: int, of: Ints, client: Ints, tls: TlsConnections
+    exchanges: npt.NDArray[np.void],
+    way: int,
+    pairs: Pairs,
+    of: Ints,
+    client: Ints,
+    tls: TlsConnections,
 ) -> Frames:
     column = exchanges[SIDES[way]]
-    has, pos = column["size"] >= 0, column["pos"].copy()
+    table, row_of = ((pairs.requests, pairs.request), (pairs.responses, pairs.response))[way]
+    has, pos, after = row_of >= 0, column["pos"].copy(), np.zeros(len(row_of), STREAM)
+    after[has] = table["after"][row_of[has]]
     for row, opened in tls.opened.items():
         low, high = np.searchsorted(of, [row, row + 1]).tolist()
         rows = low + np.flatnonzero(has[low:high])
@@ -175,7 +186,7 @@ def _frames(
             records = opened[int(client[row]) ^ way].table
             record = records[np.searchsorted(records["tcp_pos"], pos[rows], "right") - 1]
             pos[rows] += record["pos"] - record["tcp_pos"]
-    return Frames(2 * of + (client[of] ^ way), has, pos, pos + 4 + column["size"])
+    return Frames(2 * of + (client[of] ^ way), has, pos, pos + 4 + column["size"], after)
 
 
 def _exchanges(

@@ -13,16 +13,12 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, COUNTED_BEFORE, FIN, RST, SYN
 from kdissect.kafka.assembly import EXTENT, Anomaly, Protocol
 from kdissect.kafka.exchanges import NO_RESPONSE
-from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
-from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.assembled_window import AssembledWindow, Bools
 from kdissect.resume.open_connection import NO_NUMBER, Ints, OpenConnection, Rows, is_resumed
 from kdissect.resume.progress import Progress
 from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import TlsState
-
-RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
 
 
 def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
@@ -96,21 +92,9 @@ def _earlier(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
 def _streams(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
     """STREAM[streams] after the complete exchanges."""
     streams = w.before["earlier"]["streams"].reshape(-1).copy()
-    exchanges = w.assembly.exchanges
-    key, version = exchanges["api_key"], exchanges["api_version"]
-    ids = exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
-    is_token = exchanges["is_sasl_token"] != 0
-    has_id = ~is_token & ~np.isin(ids, RESERVED_IDS)
-    is_handshake = key == ApiKey.SASL_HANDSHAKE
-    is_early = is_token | is_handshake | (key == ApiKey.API_VERSIONS)
     for frames in w.frames:
         rows = _in_order(frames.pos, progress.is_done & frames.has)  # so the last frame stays
-        stream = frames.stream[rows]
-        streams["was_framed"][stream] = 1
-        streams["in_tokens"][stream] = (is_token | (is_handshake & (version == 0)))[rows]
-        streams["is_young"][stream[~is_early[rows]]] = 0
-        named = has_id[rows]
-        streams["last_id"][stream[named]] = ids[rows[named]]
+        streams[frames.stream[rows]] = frames.after[rows]
     streams["is_boundary"] = progress.is_boundary
     return streams
 

@@ -133,6 +133,19 @@ def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
     assert run.sizes[-1] == {(22, 11)}
 
 
+def test_tokens_without_requests_are_found_in_any_window(run: Run) -> None:
+    """The lists before them, which have no request either, were complete in an earlier window."""
+    talk = Talk()
+    talk.answer(response(0, struct.pack(">hi9h", 0, 3, 0, 0, 9, 1, 0, 12, 3, 0, 12)))
+    talk.answer(framed(struct.pack(">ihih", 1, 0, 1, 13) + b"SCRAM-SHA-256"))
+    for token in (b"r=nonce,s=salt,i=4096", b"v=signature"):
+        talk.answer(framed(token))
+    for number in (2, 3, 4):
+        talk.answer(response(number))
+    found = [number for number, _ in flat(run.packets(talk.packets))]
+    assert found == [0, 1, -1, -1, 2, 3, 4]
+
+
 def test_many_in_flight_and_acks_0(run: Run) -> None:
     """Pipelined requests wait for their answers; one that wants none waits for those before it."""
     talk = Talk()
