@@ -8,7 +8,8 @@ never becomes part of a specification, where Vega reads field names and expressi
 has what all charts share: axes, and zooming. Only a mouse zooms: a finger scrolls the page.
 
 Colours and legends are the page's, which knows its theme and wraps legends on a phone: marks name
-their series, and the page gives its colours to the series in their order.
+their series, and the page gives its colours to the series in their order. Only severities have
+colours of their own.
 """
 
 from __future__ import annotations

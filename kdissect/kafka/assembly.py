@@ -1,8 +1,9 @@
 """The result of `assemble_streams`: connections, exchanges, extents of their bytes, anomalies.
 
 All are structured arrays without payload. A *stream position* counts payload bytes of one
-direction. Position 0 is the first byte after the SYN, or the first captured byte if there is no
-SYN. It never wraps. Direction 0 is request (client to broker), 1 is response.
+direction. Position 0 is the first byte after the SYN, or the captured byte with the lowest
+sequence number if there is no SYN. It never wraps. Direction 0 is request (client to broker), 1 is
+response.
 """
 
 from __future__ import annotations

@@ -320,8 +320,8 @@ def find_pending(pending: Rows, first: int, stop: int, correlation: int, sent_be
     """The nearest pending request in [first, stop) with this id, sent by `sent_before`; -1 if
     none.
 
-    It examines the next WINDOW requests, and WINDOW requests around the one that the id suggests if
-    ids rise by one. So a search stays linear.
+    It examines the next WINDOW requests, the one that the id suggests if ids rise by one, and the
+    WINDOW requests before that one. So a search stays linear.
     """
     near = min(stop, first + WINDOW)
     for row in range(first, near):

@@ -2,7 +2,7 @@
 
 A decrypted record is a piece of a *virtual* segment, numbered after the real segments. Its bytes
 are carried (`kafka.assembly.Carried`). So the kernels do not know about TLS.
-`PlainStreams.settled` replaces virtual segments and plaintext positions in their results by packets
+`PlainStreams.settle` replaces virtual segments and plaintext positions in their results by packets
 and positions of the TCP stream.
 """
 
