@@ -350,11 +350,12 @@ def _word(outcome: Outcome) -> str:
 def find_roots(
     outcomes: Iterable[Outcome], may_follow: Callable[[Outcome], bool]
 ) -> dict[int, int]:
-    """The step of the first difference, for each later step that follows it. A difference of one
-    partition does not cover other partitions of its topic; one of a topic covers all of them."""
+    """The step of the first difference, for each step that follows it: its answer came later. A
+    difference of one partition does not cover other partitions of its topic; one of a topic covers
+    all of them."""
     roots: dict[int, int] = {}
     diverged: dict[Resource, int] = {}
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=lambda each: max(each.sent_ns, each.answered_ns)):
         if outcome.judgement.verdict not in (Verdict.DIFFERENT, Verdict.ERROR):
             continue
         step = outcome.step

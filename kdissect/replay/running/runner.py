@@ -344,9 +344,12 @@ class Runner:
         return [each.attempt for each in posted]
 
     async def _ask(self, links: Links, node_id: int | None, frame: bytes) -> Attempt:
-        """A request of the replay's own and its answer. Raises ConnectFailed."""
+        """A request of the replay's own and its answer. Raises ConnectFailed.
+
+        It is part of a wait for the target, and so may take no longer than such a wait.
+        """
         link = await self._connections.of(links, node_id)
-        return (await self._answers_to([self._post(link, frame, self.answer_timeout_s)]))[0]
+        return (await self._answers_to([self._post(link, frame, self._patience.limit_s)]))[0]
 
     async def _finish(
         self,
