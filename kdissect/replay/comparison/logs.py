@@ -106,13 +106,15 @@ class Produced:
 
 @dataclass(slots=True)
 class _Fetched:
-    """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown. aborted: the
+    """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown. room: bytes for
+    which the answer has room, if it shows more records than it has; -1 otherwise. aborted: the
     producers that a read_committed answer lists, None in others."""
 
     log: Log
     reply: Reply
     batches: list[Batch]
     fetch_offset: int = -1
+    room: int = -1
     aborted: set[int] | None = None
 
     @property
@@ -237,13 +239,27 @@ class Logs(dict[Log, LogFacts]):
     def _fetch(self, reply: Reply) -> None:
         named = dict(self._topics.logs(reply.request))
         is_committed = reply.request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._topics.logs(reply.taken):
+        end = "last_stable_offset" if is_committed else "high_watermark"
+        taken = [*self._topics.logs(reply.taken)]
+        size = sum(len(each["records"] or b"") for _, each in taken)
+        left = reply.request.get("max_bytes", MANY) - size
+        for log, partition in taken:
             if not partition["error_code"]:
-                offset = named.get(log, {}).get("fetch_offset", -1)
+                asked = named.get(log, {})
+                offset = asked.get("fetch_offset", -1)
                 listed = entries(partition.get("aborted_transactions"))
                 aborted = {each["producer_id"] for each in listed} if is_committed else None
+                # An answer has a batch, whatever its size (KIP-74), but none for a client that
+                # exceeds its quota (KIP-219), or that has to ask another replica (KIP-392).
+                is_due = offset < partition.get(end, -1) and not (
+                    partition["records"]
+                    or reply.taken.get("throttle_time_ms", 0) > 0
+                    or partition.get("preferred_read_replica", -1) >= 0
+                )
+                room = min(asked.get("partition_max_bytes", 0), left) if size else MANY
                 found = batches_of(partition["records"] or b"")
-                self[log].add(_Fetched(log, reply, found, offset, aborted))
+                fetched = _Fetched(log, reply, found, offset, room if is_due else -1, aborted)
+                self[log].add(fetched)
                 self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
 
     def _share_fetch(self, reply: Reply) -> None:
@@ -410,6 +426,11 @@ def _check_batches(
     """Checksums, order and content of the batches of one answer. kept: offsets at which the log has
     a batch for certain."""
     due, is_first = fetched.fetch_offset, True
+    if due in kept:
+        known = (facts.delivered.get(due) or facts.produced[due]).data
+        if known and len(known) <= fetched.room:
+            note = "the answer itself shows that the log has records there"
+            yield fetched.wrong(due, f"records from offset {due}", _NO_RECORDS, note)
     for batch in fetched.batches:
         header, base = batch.header, batch.header.base_offset
         if header.magic != 2:

@@ -91,17 +91,21 @@ class Run:
         )  # fmt: skip
 
     def fetch(
-        self, at_s: float, offset: int, records: bytes, high: int, node: int = 1, **more: Any
-    ) -> int:
-        """A Fetch of a read_committed consumer; more: fields of the partition's answer."""
-        asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 21}
+        self, at_s: float, offset: int, records: bytes, high: int, node: int = 1,
+        size: int = 1 << 21, records_beside: bytes = b"", **more: Any,
+    ) -> int:  # fmt: skip
+        """A Fetch of a read_committed consumer. size: most bytes of the partition. records_beside:
+        of partition 1. more: fields of the partition's answer."""
+        asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": size}
         answered = {
             "partition_index": 0, "error_code": 0, "high_watermark": high,
             "last_stable_offset": high, "records": records, **more,
         }  # fmt: skip
+        beside = {**answered, "partition_index": 1, "records": records_beside}
+        answers = [answered, beside] if records_beside else [answered]
         return self.add(
             at_s, ApiKey.FETCH, 11,
             {"max_bytes": 1 << 25, "isolation_level": 1, "session_epoch": -1,
              "topics": [{"topic": "t", "partitions": [asked]}]},
-            {"responses": [{"topic": "t", "partitions": [answered]}]}, {"responses": []}, node,
+            {"responses": [{"topic": "t", "partitions": answers}]}, {"responses": []}, node,
         )  # fmt: skip

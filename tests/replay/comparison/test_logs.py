@@ -59,6 +59,19 @@ def test_batches_of_an_answer_ascend(
     assert len(compacted.said()) == is_disorder
 
 
+def test_an_answer_lacks_records_that_it_shows() -> None:
+    """A known batch that its watermark shows, and that it has room for."""
+    run = Run()
+    run.fetch(0.5, 0, b"", 0)
+    run.produce(1, 0, batch(0))
+    empty = run.fetch(2, 0, b"", 2)
+    run.fetch(4, 0, b"", 2, preferred_read_replica=2)
+    run.fetch(5, 0, b"", 2, size=1, records_beside=batch(0))
+    beside = run.fetch(6, 0, b"", 2, records_beside=batch(0))
+    said = f"{RECORDS}[offset 0]", "no records"
+    assert run.said() == [(empty, *said), (beside, *said)]
+
+
 def test_a_damaged_batch() -> None:
     run = Run()
     number = run.fetch(1, 0, damaged(batch(0)), 2)
@@ -115,7 +128,7 @@ def test_log_ends_are_not_beyond_what_was_written() -> None:
     """Unless a request without an answer may have written more."""
     run = Run()
     run.produce(1, 0, batch(0, 4))
-    number = run.fetch(2, 4, b"", 9)
+    number = run.fetch(2, 9, b"", 9)
     assert (number, HIGH, "9") in run.said()
     run.produce(1.5, -1, batch(0, 5), code=7)
     assert run.said() == []
