@@ -10,13 +10,15 @@ OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 HEAD = """# Rules of the comparison
 
 `kdissect replay` brings each response of the target, and the captured one, into the same words:
-names instead of IDs, positions instead of offsets, sets
-instead of lists in any order. Then every value has to be equal, but for the fields of this page.
-The first rule that fits a field counts; rules of `--rules FILE`
-come before the built-in ones. `--strict` uses only the built-in rules about IDs and order.
+names instead of IDs, positions instead of offsets, sets instead of lists in any order. Then
+every value has to be equal, but for the fields of this page. The first rule that fits a field
+says what it is. Rules of `--rules FILE` come before the built-in ones. `--strict` uses only the
+built-in rules about IDs and order.
 
-A difference that a rule of kind *tolerance* or *equal-modulo* permits, or a rule of yours, makes
-the verdict *tolerated*. The other kinds leave the verdict *same*.
+The first rule of kind *tolerance* or *equal-modulo*, or of yours, that permits a difference
+makes the verdict *tolerated*. The other kinds leave the verdict *same*. Records are compared
+apart from these rules, and so are answers that contradict each other: no rule permits those
+differences.
 
 ## A file of your own
 

@@ -109,7 +109,8 @@ def _session_options(
     guard: opt.GuardOptions, speed: opt.SpeedOptions, compared: opt.ComparisonOptions
 ) -> SessionOptions:
     from kdissect.replay.fields import load_fields
-    from kdissect.replay.output.rows import FAIL_ON, parse_fail_on, read_baseline
+    from kdissect.replay.output.baseline import read_baseline
+    from kdissect.replay.output.rows import FAIL_ON, parse_fail_on
     from kdissect.replay.running.session import SessionOptions
 
     return SessionOptions(

@@ -18,7 +18,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.judge import Answers, Judge
+from kdissect.replay.comparison.judge import Judge, RunFacts
 from kdissect.replay.fields import load_fields
 from kdissect.replay.model import (
     WRITING_CLASSES,
@@ -273,7 +273,7 @@ def replay(
                 ),
             )  # fmt: skip
         done.outcomes.append(outcome)
-    done.judge = Judge(Answers(ids, done.outcomes), load_fields(list(rules)))
+    done.judge = Judge(RunFacts(ids, done.outcomes), load_fields(list(rules)))
     done.judge.judge()
     for outcome in done.outcomes:
         done.judgements[outcome.step.number] = outcome.judgement

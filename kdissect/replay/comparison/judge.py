@@ -33,7 +33,7 @@ OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # 
 _EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transactions")
 
 
-class Answers:
+class RunFacts:
     """The answers of a run, and what they show of the target's logs and groups and claim about the
     end.
 
@@ -56,7 +56,7 @@ class Answers:
                 if is_final and key in at_last:
                     at_last[key](reply)
 
-    def end_in(self, state: State, held: set[str]) -> None:
+    def compare_state(self, state: State, held: set[str]) -> None:
         """Compare the claims with the state after the run. held: topics that had records before."""
         self.state, self.findings = state, self.claims.check(state, held)
 
@@ -85,10 +85,10 @@ class Judge:
     responses."""
 
     def __init__(
-        self, answers: Answers, table: FieldTable, reference: Answers | None = None
+        self, facts: RunFacts, table: FieldTable, reference: RunFacts | None = None
     ) -> None:
-        self._answers, self._reference = answers, reference
-        ids, has_reference = answers.ids, reference is not None
+        self._facts, self._reference = facts, reference
+        ids, has_reference = facts.ids, reference is not None
         named, expected_ids = requested(ids.plan), ids if reference is None else reference.ids
         self._answer_form, self._expected_form = (
             Normaliser(each, table, named, is_target=is_target, keeps_server=has_reference)
@@ -102,7 +102,7 @@ class Judge:
         """The target's offset of one of the reference, or of the capture."""
         if self._reference is not None:
             offset = self._reference.ids.offsets.to_capture(log, offset)
-        return self._answers.ids.offsets.to_target(log, offset)
+        return self._facts.ids.offsets.to_target(log, offset)
 
     def _expected(self, step: Step) -> Message | str:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
@@ -125,19 +125,19 @@ class Judge:
 
     def judge(self) -> None:
         """Give each outcome its judgement."""
-        ordered, answers = self._answers.in_order(), self._answers
+        facts, ordered = self._facts, self._facts.in_order()
         judgements = [self._judged(each) for each in ordered]
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
-            answers.claims.contradictions,
-            answers.logs.compare(self._expected_records, self._to_target),
-            answers.logs.contradictions(),
-            answers.groups.contradictions(),
+            facts.claims.contradictions,
+            facts.logs.compare(self._expected_records, self._to_target),
+            facts.logs.contradictions(),
+            facts.groups.contradictions(),
         ):
             found[number].append(difference)
         for outcome, judgement in zip(ordered, judgements, strict=True):
             outcome.judgement = _with(judgement, found[outcome.step.number])
-        model.tolerate(ordered, partial(_as_set, answers.claims.set_configs))
+        model.tolerate(ordered, partial(_as_set, facts.claims.set_configs))
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange
@@ -236,9 +236,9 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
 
 
 def judge_run(
-    answers: Answers,
-    controls: Sequence[Answers],
-    references: Sequence[Answers],
+    facts: RunFacts,
+    controls: Sequence[RunFacts],
+    references: Sequence[RunFacts],
     table: FieldTable,
     releases: Releases,
 ) -> list[str]:
@@ -248,11 +248,11 @@ def judge_run(
     Returns notes, which name what is noise, and rules of the user that allowed nothing.
     """
     judged: list[list[Judgement]] = []
-    each_of: Sequence[Answers | None] = references or [None]
+    each_of: Sequence[RunFacts | None] = references or [None]
     for reference in each_of:
-        Judge(answers, table, reference).judge()
-        judged.append([each.judgement for each in answers.outcomes])
-    for outcome, *judgements in zip(answers.outcomes, *judged, strict=True):
+        Judge(facts, table, reference).judge()
+        judged.append([each.judgement for each in facts.outcomes])
+    for outcome, *judgements in zip(facts.outcomes, *judged, strict=True):
         outcome.judgement = min(judgements, key=_difference_count)
     used = {one.rule for each in chain(*judged) for one in each.differences}
     notes = [
@@ -264,8 +264,8 @@ def judge_run(
     for other in controls[1:]:
         Judge(other, table, controls[0]).judge()
         noise.add(other.outcomes)
-    model.tolerate(answers.outcomes, noise.tolerated)
-    tolerate_changes(releases, answers.outcomes)
+    model.tolerate(facts.outcomes, noise.tolerated)
+    tolerate_changes(releases, facts.outcomes)
     return [*notes, *noise.notes()]
 
 
@@ -275,15 +275,15 @@ def _difference_count(judgement: Judgement) -> tuple[bool, int]:
 
 
 def end_findings(
-    answers: Answers, controls: Sequence[Answers], references: Sequence[Answers]
+    facts: RunFacts, controls: Sequence[RunFacts], references: Sequence[RunFacts]
 ) -> list[Difference]:
     """Findings about the state after a run that its control runs do not have."""
     excused = [each for control in controls for each in control.findings]
-    findings = [each for each in answers.findings if each not in excused]
+    findings = [each for each in facts.findings if each not in excused]
     states = [each.state for each in references if each.state is not None]
-    if answers.state is not None and states:
+    if facts.state is not None and states:
         known = {each.keys for each in findings}
-        compared = compare_states(answers.state, states)
+        compared = compare_states(facts.state, states)
         findings += [each for each in compared if each.keys not in known]
     return findings
 

@@ -1,8 +1,6 @@
 """A finished replay, and what it tells as rows: one for the run, one per exchange, and the summary.
 
-`--json` writes them as lines, and all outputs but `--out` are made of them. A later run with
-`--baseline` reads the file: a difference is accepted if the file has it, of the same API, at the
-same place, with the same values, in whichever exchange. So is a finding about the whole run.
+`--json` writes them as lines, and all outputs but `--out` are made of them.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,17 @@ from typing import Any
 import numpy as np
 
 from kdissect.atomic_file import atomic_write
-from kdissect.errors import CaptureError
 from kdissect.replay import model
 from kdissect.replay.comparison.kinds import RULE as RELEASE_RULE
 from kdissect.replay.comparison.kinds import Kind, kinds_of
-from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, Verdict, tolerate
+from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, Verdict
 from kdissect.replay.output import text
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
 
-_VERSION = 3
+FORMAT_VERSION = 3
 _PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99, "max_us": 1}
-_BASELINE = "baseline"  # the rule that tolerates what the accepted run has
 FAIL_ON = frozenset({Verdict.DIFFERENT.value, Verdict.ERROR.value})
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
 
@@ -114,7 +110,7 @@ def rows(results: Results) -> list[Row]:
     workload, run = results.plan.workload, results.run
     first = {
         "type": "run",
-        "format_version": _VERSION,
+        "format_version": FORMAT_VERSION,
         "source": workload.source,
         "source_kind": workload.kind,
         "target": str(results.target),
@@ -295,73 +291,3 @@ def _kind_row(results: Results, kind: Kind) -> Row:
 
 def _pair(texts: tuple[str, str]) -> dict[str, str]:
     return {"captured": texts[0], "answered": texts[1]}
-
-
-# -- an accepted run ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """path: of the file. accepted: (API, path, captured, answered) of differences, (API, verdict,
-    reason) of exchanges without one, (kind, subject, expected, found) of findings."""
-
-    path: str
-    accepted: set[tuple[str, ...]] = field(default_factory=set)
-
-    def accept(self, outcomes: Iterable[Outcome]) -> None:
-        """Tolerate what the accepted run has as well."""
-        tolerate(outcomes, self._accepted)
-        for outcome in outcomes:
-            one, name = outcome.judgement, outcome.step.api_name
-            is_known = (name, one.verdict.value, one.reason) in self.accepted
-            if is_known and one.verdict is Verdict.ERROR:
-                outcome.judgement = replace(one, verdict=Verdict.TOLERATED)
-
-    def _accepted(self, name: str, one: Difference) -> Difference:
-        is_known = (name, one.path, *text.texts_of(one)) in self.accepted
-        return replace(one, rule=_BASELINE) if is_known else one
-
-    def new(self, findings: Iterable[Difference]) -> list[Difference]:
-        """The findings that the accepted run does not have."""
-        return [
-            each
-            for each in findings
-            if (each.place, *each.keys, *text.texts_of(each)) not in self.accepted
-        ]
-
-
-def read_baseline(path: str) -> Baseline:
-    """The run that --json wrote. Raises CaptureError if it is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            kept = [json.loads(line) for line in file]
-        if why := _why_unfit(kept[0], kept[-1]):
-            raise CaptureError(f"{path}: {why}")
-        return Baseline(path, {each for row in kept for each in _accepted_in(row)})
-    except OSError as error:
-        raise CaptureError(f"{path}: {error.strerror}") from None
-    except CaptureError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
-
-
-def _why_unfit(first: Row, last: Row) -> str:
-    """Why a file with these rows is no baseline, or ""."""
-    version = first.get("format_version")
-    if first.get("type") != "run":
-        return "no run that --json of `kdissect replay` kept"
-    if version != _VERSION:
-        kept_by = f"kept by another kdissect (format_version {version}, this one has {_VERSION})"
-        return f"{kept_by}; make it again"
-    return "" if last["type"] == "summary" else "the run in it has no end; make it again"
-
-
-def _accepted_in(row: Row) -> Iterator[tuple[str, ...]]:
-    if row["type"] == "exchange":
-        for each in row["differences"]:
-            yield row["api_name"], each["path"], each["captured"], each["answered"]
-        if row["reason"]:
-            yield row["api_name"], row["verdict"], row["reason"]
-    for each in row["findings"] if row["type"] == "summary" else ():
-        yield each["kind"], each["subject"], each["expected"], each["found"]

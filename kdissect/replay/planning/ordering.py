@@ -77,7 +77,7 @@ _CIRCLE = (
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
-    """Set `depends_on`, `follows`, `is_racing` and `awaits` of a plan's steps.
+    """Set `depends_on`, `sent_after`, `is_racing` and `awaits` of a plan's steps.
 
     start_ns: the time of the first step.
     """
@@ -88,7 +88,7 @@ def order_steps(plan: ReplayPlan, start_ns: int) -> None:
 
 class _Ordering:
     """waits: the events that an event waits for. A step n has two: it is sent (2n), and answered
-    (2n + 1). soft: pairs of events whose order is dropped where it closes a circle. seen_ns: when a
+    (2n + 1). soft: pairs of events whose order is dropped where it closes a cycle. seen_ns: when a
     client had the response; of a request without one, just after it was sent."""
 
     def __init__(self, plan: ReplayPlan, start_ns: int) -> None:
@@ -253,10 +253,10 @@ class _Ordering:
                     if self.steps[writer].connection != step.connection:
                         self.soft.add((2 * writer + 1, 2 * step.number))
 
-    # -- circles --------------------------------------------------------------------------------
+    # -- cycles ---------------------------------------------------------------------------------
 
     def _add_soft(self) -> None:
-        """Add the soft orders, but for those that would make steps wait for each other in a circle;
+        """Add the soft orders, but for those that would make steps wait for each other in a cycle;
         of these either step may come first."""
         soft = {(before, after) for before, after in self.soft if before not in self.waits[after]}
         for before, after in soft:
@@ -265,8 +265,8 @@ class _Ordering:
             try:
                 return TopologicalSorter(self.waits).prepare()
             except CycleError as error:
-                circle = soft.intersection(pairwise(error.args[1]))
-            for before, after in circle:
+                cycle = soft.intersection(pairwise(error.args[1]))
+            for before, after in cycle:
                 self.waits[after].discard(before)
                 self.steps[before // 2].is_racing = self.steps[after // 2].is_racing = True
             if _CIRCLE not in self.plan.notes:

@@ -172,7 +172,7 @@ class ResourceAccesses:
             response = response_body(exchange)
             logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
             broker = self._workload.connections[exchange.connection].broker
-            for key, _ in self._sessions.ask(broker, request.body, response):
+            for key, _ in self._sessions.after(broker, request.body, response):
                 name, topic_id = (key, None) if isinstance(key, str) else ("", key)
                 topics[(self._names.name(name, topic_id),)] = None
         names = [list(each) for each in (topics, logs, groups, transactions)]

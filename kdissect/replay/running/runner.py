@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kdissect.errors import Error
-from kdissect.replay.comparison.judge import Answers
+from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
@@ -39,7 +39,7 @@ from kdissect.replay.target.connection import (
     Posted,
     allow_many_files,
 )
-from kdissect.replay.target.settling import Patience, Settled
+from kdissect.replay.target.settling import Patience, SettlingWaits
 from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import BLOCKING_APIS
@@ -62,7 +62,7 @@ class RunResult:
     outcomes: by step number.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
-    answers: None if the run never began.
+    facts: None if the run never began.
     """
 
     outcomes: list[Outcome]
@@ -72,7 +72,7 @@ class RunResult:
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
-    answers: Answers | None = None
+    facts: RunFacts | None = None
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class Runner:
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
         self._connections = Connections(target.address, target.access, self._now)
         self._patience = Patience()
-        self._settled = Settled(target, translator.ids, self._patience)
+        self._waits = SettlingWaits(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._open: dict[asyncio.Task[None], Outcome] = {}
         self._timeouts = 0
@@ -263,7 +263,7 @@ class Runner:
             await self._connections.of(lane.links, node_of(self.translator.ids, step))
             await self._until(due_ns)
             if step.awaits:
-                await self._settled.before(step)
+                await self._waits.before(step)
             async with lane.turn:
                 if lane.timeouts >= LANE_TIMEOUTS:
                     outcome.error = "not sent: answers before on this connection did not come"
@@ -367,7 +367,7 @@ class Runner:
                 with suppress(ConnectFailed):  # the step has done what it can
                     await self._answers_to(posted)
             if outcome.answer is not None:
-                await self._settled.after(outcome)
+                await self._waits.after(outcome)
         except ConnectFailed as error:
             outcome.error = str(error)
             if error.kind == "timeout":
@@ -420,7 +420,7 @@ class Runner:
         """After a pause, with what the replay has learnt of leaders and members by then."""
         step = outcome.step
         await asyncio.sleep(PAUSES_S[min(len(outcome.earlier), len(PAUSES_S)) - 1])
-        await self._settled.look_up(step)
+        await self._waits.look_up(step)
         await self._members.before_again(step)
         return await self._send_parts(lane, outcome)
 

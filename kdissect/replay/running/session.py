@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay import model
 from kdissect.replay.comparison import kinds, latency
-from kdissect.replay.comparison.judge import Answers, end_findings, judge_run, unanswered
+from kdissect.replay.comparison.judge import RunFacts, end_findings, judge_run, unanswered
 from kdissect.replay.fields import FieldTable, built_in_fields
-from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
+from kdissect.replay.output.baseline import Baseline
+from kdissect.replay.output.rows import FAIL_ON, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
@@ -62,7 +63,7 @@ async def replay(
     watch: Watch | None = None,
     say: Say | None = None,
 ) -> Results:
-    """Replay a plan to `target`, and before that to `against` if that is given.
+    """Replay a plan to `target`, and to `against` if that is given: half of its runs come before.
 
     watch: called with each runner when it begins, and with a text before other parts. say: called
     before the first request with each thing that the target lacks.
@@ -111,7 +112,7 @@ class _Session:
         for each in planned:
             result = await self._do(each)
             self.notes += await each.delete_made()
-            is_over = result.is_interrupted or result.answers is None
+            is_over = result.is_interrupted or result.facts is None
             if not each.is_control:
                 counting = result
             elif not is_over:
@@ -180,10 +181,10 @@ class _Session:
         runner = Runner(plan, Translator(ids), target, options.pace, options.answer_timeout_s)
         self.watch(runner)
         result = await runner.run()
-        result.answers = Answers(ids, result.outcomes)
+        result.facts = RunFacts(ids, result.outcomes)
         if not result.ended and not result.is_interrupted:
             self.watch(f"{planned.name}: reading back the state of {target}")
-            await _read_back(planned, result.answers)
+            await _read_back(planned, result.facts)
         return result
 
     # -- verdicts -------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class _Session:
     def _unjudged(self, result: RunResult) -> Results:
         for each in result.outcomes:
             each.judgement = unanswered(each) or model.Judgement()
-            if result.answers is None and each.error:  # it never began, whatever the capture has
+            if result.facts is None and each.error:  # it never began, whatever the capture has
                 each.judgement = model.Judgement(model.Verdict.ERROR, reason=each.error)
         options, notes = self.options, self.notes
         return Results(self.plan, result, self.target, options.pace, options.fail_on, notes=notes)
@@ -199,15 +200,15 @@ class _Session:
     def _compare(self, results: Results) -> None:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
         notes to the results."""
-        answers, outcomes, against = results.run.answers, results.outcomes, self.against
+        facts, outcomes, against = results.run.facts, results.outcomes, self.against
         captured = against.versions if against else kinds.captured_ranges(self.plan.workload)
         releases = kinds.Releases.between(captured, self.target.versions)
-        state = (answers and answers.state) or State()  # empty if it was not read
-        if answers is not None:
-            controls = [each.answers for each in self.controls if each.answers is not None]
+        state = (facts and facts.state) or State()  # empty if it was not read
+        if facts is not None:
+            controls = [each.facts for each in self.controls if each.facts is not None]
             references = controls if against else []
-            self.notes += judge_run(answers, controls, references, self.options.table, releases)
-            results.findings = end_findings(answers, controls, references)
+            self.notes += judge_run(facts, controls, references, self.options.table, releases)
+            results.findings = end_findings(facts, controls, references)
             unread = state.unread.items()
             excused = [finding for control in controls for finding in control.findings]
             self.notes += [
@@ -247,11 +248,11 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     await target.learn_metadata()
 
 
-async def _read_back(planned: PlannedRun, answers: Answers) -> None:
+async def _read_back(planned: PlannedRun, facts: RunFacts) -> None:
     """Read the state after a run."""
-    ids, target = answers.ids, planned.target
+    ids, target = facts.ids, planned.target
     topics = {name: ids.captured_name("topic", name) for name in planned.effects.names("topic")}
-    state = await read_state(target, topics.values(), answers.claims.decided, ids.options)
+    state = await read_state(target, topics.values(), facts.claims.decided, ids.options)
     target.close()
     held = {captured for name, captured in topics.items() if planned.existing.get(("topic", name))}
-    answers.end_in(state, held)
+    facts.compare_state(state, held)

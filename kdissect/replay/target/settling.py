@@ -5,7 +5,7 @@ later, and a coordinator ends a transaction some time after its answer. Reads th
 show the state before. Each wait here has a time limit, and returns whether the target has settled
 within it. If it has not, the answer to the next request shows what is missing.
 
-`Settled` does this around the requests of a run: a step that changes metadata, or ends a
+`SettlingWaits` does this around the requests of a run: a step that changes metadata, or ends a
 transaction, is complete when the target shows that everywhere. So the reads that the plan sends
 after it see it, on every node.
 """
@@ -149,7 +149,7 @@ class Patience:
         return bool(waiting) and not is_over
 
 
-class Settled:
+class SettlingWaits:
     """The requests of the replay's own around those of the workload."""
 
     def __init__(self, target: Target, ids: IdMap, patience: Patience) -> None:

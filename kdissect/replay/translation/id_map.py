@@ -98,7 +98,7 @@ class IdMap:
         for log, entry in self.names.logs(captured):
             self.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
         if exchange.api_key == ApiKey.FETCH:
-            found = sessions.ask(self.broker(step), asked, captured)
+            found = sessions.after(self.broker(step), asked, captured)
             for log, entry in self.names.logs({"topics": by_topic(found)}):
                 self.offsets.add_captured(log, fetched=entry["fetch_offset"])
         elif asked.get("transactional_id") is not None:

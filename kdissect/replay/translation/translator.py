@@ -6,11 +6,11 @@ Requests are decoded, fields that hold ids (`fields.toml`) are changed, and the 
 again. If nothing changes, the captured bytes go out with another correlation id. Most follows from
 the kinds of fields. A few APIs need more than that.
 
-The `IdMap` begins with the captured log starts and fetched offsets, and with the target's leaders
-and log starts. Then answers teach it (`answers.LEARNERS`; those to a Fetch do not): where the
-captured response has X, and the target's answer to the same request has Y, later requests with X
-are sent with Y. Its keys are the capture's (names before renames), so a capture is replayed to its
-own cluster and to another one in the same way.
+The `IdMap` begins with the captured log starts and fetched offsets. Before the first request the
+session adds the target's leaders and log starts. Then answers teach it, but for those to a Fetch
+(`learning.LEARNERS`): where the captured response has X, and the target's answer to the same
+request has Y, later requests with X are sent with Y. Its keys are the capture's (names before
+renames), so a capture is replayed to its own cluster and to another one in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kdissect.replay import model
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import DroppedField, Resource, SkipCode, Skipped, Step, Untranslatable
-from kdissect.replay.translation import answers
+from kdissect.replay.translation import learning
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.reencode import reencoded
@@ -114,17 +114,17 @@ class Translator:
     def unready(self, step: Step, frame: bytes) -> dict[Resource, str]:
         """What is not ready at the target by an answer -> the reason to send the request again."""
         answer = self.ids.answer_of(step, frame)
-        return {} if answer is None else answers.unready(self.ids, step, answer.body)
+        return {} if answer is None else learning.unready(self.ids, step, answer.body)
 
     def not_final(self, step: Step, frame: bytes) -> None:
         """Learn from an answer after which the request is sent again."""
         answer = self.ids.answer_of(step, frame)
         if answer is not None:
-            answers.note_not_final(self.ids, step, answer.body)
+            learning.note_not_final(self.ids, step, answer.body)
 
     def learn(self, step: Step, frame: bytes) -> None:
         """Learn the target's ids and offsets from a final answer."""
-        if (learn := answers.LEARNERS.get(step.exchange.api_key)) is None:
+        if (learn := learning.LEARNERS.get(step.exchange.api_key)) is None:
             return
         if (answer := self.ids.answer_of(step, frame)) is None:
             self.failed(step)
@@ -134,7 +134,7 @@ class Translator:
     def failed(self, step: Step) -> None:
         """No answer to a step came, or it was not sent."""
         if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
-            answers.produced(self.ids, step, *messages.bodies(step.exchange), {})
+            learning.produced(self.ids, step, *messages.bodies(step.exchange), {})
 
     # -- members of groups, for requests of the replay's own --------------------------------------
 
@@ -352,7 +352,7 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
         return body
     if body["session_epoch"] < 0:
         return {**body, "session_id": 0}
-    found = ids.sessions.ask(ids.broker(step), body, captured)
+    found = ids.sessions.after(ids.broker(step), body, captured)
     if not found and body["session_epoch"] > 0:
         raise Untranslatable("the capture does not show what its fetch session asks for")
     without = {"session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
@@ -404,7 +404,7 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
     several. A request for records that the member holds already waits no longer than the captured
     one: the locks of the others would time out meanwhile."""
     captured = response_body(step.exchange)
-    if answers.acquired(ids.names, captured) and not answers.lacks_records(
+    if learning.acquired(ids.names, captured) and not learning.lacks_records(
         ids, step, body, captured
     ):
         latency_ms = -(-step.exchange.latency_ns // 1_000_000)

@@ -25,9 +25,11 @@ class FetchSessions:
     def __init__(self, known: dict[tuple[Broker, int], Entries]) -> None:
         self.known = dict(known)
 
-    def ask(self, broker: Broker, request: Body, response: Body) -> Entries:
-        """The partitions that the next captured Fetch of a session asks for. Of a session whose
-        begin was not captured, these are at least those that had records."""
+    def after(self, broker: Broker, request: Body, response: Body) -> Entries:
+        """Add the next captured Fetch of a session, and return the partitions that it asks for.
+
+        Of a session whose begin was not captured, these are at least those that had records.
+        """
         is_new = request.get("session_epoch", -1) <= 0
         known = {} if is_new else self.known.get((broker, request["session_id"]), {})
         found = in_session(known, request)

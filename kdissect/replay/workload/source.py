@@ -260,7 +260,7 @@ class _FactsReader:
             request, response = messages.bodies(exchange)
             reader(request, response)
             if exchange.api_key == ApiKey.FETCH and not self.is_replayed:
-                self.sessions.ask(broker, request, response)
+                self.sessions.after(broker, request, response)
 
     def _topic(self, name: str) -> TopicFacts:
         new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.judge import Answers
+from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -67,7 +67,7 @@ class Run:
 
     def said(self) -> Said:
         """The contradictions of all answers: exchange, path, answered value as text."""
-        answers = Answers(self.ids(), self.outcomes)
+        answers = RunFacts(self.ids(), self.outcomes)
         found = [*answers.logs.contradictions(), *answers.groups.contradictions()]
         return [(number, one.path, str(one.answered)) for number, one in found]
 

@@ -7,7 +7,7 @@ import pytest
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import content_digest
 from kdissect.replay.comparison.claims import compare_states
-from kdissect.replay.comparison.judge import Answers
+from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.target.state import LogContent, State, StoredBatch
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.comparison import made_run
@@ -74,7 +74,7 @@ class Run(made_run.Run):
 
     def found(self, state: State, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
-        found = Answers(self.ids(), self.outcomes).claims.check(state, set(held))
+        found = RunFacts(self.ids(), self.outcomes).claims.check(state, set(held))
         return [f"{each.keys[0]}: {each.captured} -> {each.answered}" for each in found]
 
 
@@ -283,7 +283,7 @@ def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
             {"transactional_ids": ["ledger"]},
             {"transaction_states": [described]},
         )
-    claims = Answers(run.ids(), run.outcomes).claims
+    claims = RunFacts(run.ids(), run.outcomes).claims
     [(number, one)] = claims.contradictions
     assert number == run.outcomes[-1].step.number
     assert one.answered == "Ongoing"

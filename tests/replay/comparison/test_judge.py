@@ -14,7 +14,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import layout
 from kdissect.protocol.model import Type
-from kdissect.replay.comparison.judge import NOISE, Answers, Judge, Noise
+from kdissect.replay.comparison.judge import NOISE, Judge, Noise, RunFacts
 from kdissect.replay.fields import built_in_fields, load_fields
 from kdissect.replay.model import (
     ABSENT,
@@ -54,7 +54,7 @@ def judged(plan: ReplayPlan, step: Step, change: Callable[[Body], Any], **how: A
     assert message is not None
     change(message.body)
     outcome = Outcome(step, answer=encode_message(message))
-    Judge(Answers(IdMap(plan), [outcome]), load_fields(**how)).judge()
+    Judge(RunFacts(IdMap(plan), [outcome]), load_fields(**how)).judge()
     return outcome.judgement
 
 
@@ -89,7 +89,7 @@ def test_verdicts(plan: ReplayPlan) -> None:
         (Outcome(unanswered, skipped=lacks_version), Verdict.SKIPPED),
         (Outcome(step, skipped=Skipped(SkipCode.NOT_ALLOWED, "no")), Verdict.SKIPPED),
     ):
-        Judge(Answers(IdMap(plan), [outcome]), load_fields()).judge()
+        Judge(RunFacts(IdMap(plan), [outcome]), load_fields()).judge()
         assert outcome.judgement.verdict is verdict
 
 
@@ -184,7 +184,7 @@ def described(count: int, racing: bool, *partitions: int, code: int = 0) -> Judg
     plan.steps[0].is_racing = racing
     answer = encode_message(metadata(7, partitions, error_code=code))
     outcome = Outcome(plan.steps[0], answer=answer)
-    Judge(Answers(IdMap(plan), [outcome]), load_fields()).judge()
+    Judge(RunFacts(IdMap(plan), [outcome]), load_fields()).judge()
     return outcome.judgement
 
 
@@ -212,7 +212,7 @@ def test_a_config_that_the_run_has_set_is_right() -> None:
     ]  # fmt: skip
     for at_s, answer in enumerate(answers[1:], 1):
         run.add(at_s, ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource]}, answer, answers[0])
-    Judge(Answers(run.ids(), run.outcomes), load_fields()).judge()
+    Judge(RunFacts(run.ids(), run.outcomes), load_fields()).judge()
     _, right, wrong = [each.judgement for each in run.outcomes]
     assert {each.rule for each in right.differences} == {"as-set"}
     assert wrong.verdict is Verdict.DIFFERENT
@@ -228,7 +228,7 @@ def test_a_default_beside_an_error_is_no_id() -> None:
     run.plan.steps.append(run.outcomes[0].step)
     ids = run.ids()
     ids.producers.learn(Producer(7, 0), Producer(0, 0))
-    Judge(Answers(ids, run.outcomes), load_fields()).judge()
+    Judge(RunFacts(ids, run.outcomes), load_fields()).judge()
     assert new(run.outcomes[0].judgement) == []
 
 
@@ -260,9 +260,9 @@ def test_another_run_is_the_reference(plan: ReplayPlan) -> None:
     topic["partitions"][0]["isr_nodes"] = []
     outcome = Outcome(step, answer=encode_message(message))
     ids = IdMap(plan)
-    Judge(Answers(ids, [outcome]), table).judge()
+    Judge(RunFacts(ids, [outcome]), table).judge()
     assert outcome.judgement == Judgement(Verdict.SAME)
-    Judge(Answers(ids, [outcome]), table, Answers(IdMap(plan), reference)).judge()
+    Judge(RunFacts(ids, [outcome]), table, RunFacts(IdMap(plan), reference)).judge()
     assert [each[0].rpartition(".")[2] for each in new(outcome.judgement)] == ["isr_nodes"]
 
 
@@ -282,7 +282,7 @@ def test_a_topic_id_is_a_name() -> None:
     for topic_id, found in ((UUID(int=5), []), (other, [("topics[t].topic_id", "t", "another")])):
         answer = encode_message(metadata(12, [0], topic_id=topic_id))
         outcome = Outcome(one.steps[0], answer=answer)
-        Judge(Answers(ids, [outcome]), load_fields()).judge()
+        Judge(RunFacts(ids, [outcome]), load_fields()).judge()
         assert new(outcome.judgement) == found
 
 
@@ -390,7 +390,7 @@ def missed(path: Path) -> tuple[int, set[str]]:
                 lost.add(f"{step.api_name} {place}")
             holder[name] = value
             count += 1
-    assert ids is judge._answers.ids
+    assert ids is judge._facts.ids
     return count, lost
 
 

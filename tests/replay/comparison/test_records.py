@@ -3,7 +3,7 @@
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.judge import Answers
+from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.model import Difference
 from tests.replay.comparison.made_run import Run
 
@@ -24,7 +24,7 @@ def found(*answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"") ->
     run = Run()
     for _, answered in answers:
         run.fetch(1, 0, answered, 0)
-    logs = Answers(run.ids(), run.outcomes).logs
+    logs = RunFacts(run.ids(), run.outcomes).logs
     logs[LOG].silent.append(silent)
     expected = {LOG: [(step, captured) for step, (captured, _) in enumerate(answers)]}
     return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift)]

@@ -28,15 +28,10 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.output import console
+from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.console import print_plan, print_results, wide_console
 from kdissect.replay.output.files import write_html, write_junit
-from kdissect.replay.output.rows import (
-    Results,
-    parse_fail_on,
-    read_baseline,
-    summary_row,
-    write_json_lines,
-)
+from kdissect.replay.output.rows import Results, parse_fail_on, summary_row, write_json_lines
 from kdissect.replay.output.text import dropped_notes, texts_of
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult

@@ -87,7 +87,7 @@ def partitions_asked(workload: Workload) -> dict[int, object]:
     """Of each Fetch, with those that it does not name."""
     sessions = FetchSessions(workload.facts.fetch_sessions)
     return {
-        each.exchange_id: sessions.ask(connection.broker, *api.bodies(each))
+        each.exchange_id: sessions.after(connection.broker, *api.bodies(each))
         for connection in workload.connections
         for each in connection.exchanges
         if each.api_key == ApiKey.FETCH
