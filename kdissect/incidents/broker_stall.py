@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, lasted_ms
+from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, PARTIES, Evidence, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
 from kdissect.text import duration, plural
 
@@ -90,7 +90,7 @@ def broker_stall(evidence: Evidence) -> Iterator[Incident]:
         )
         SELECT broker, silent_from, silent_to AS stop, count(*) AS requests,
           bool_or(is_pending) AS is_open, count(DISTINCT connection_id) AS connections,
-          count(DISTINCT client) AS clients,
+          {PARTIES},
           count(*) FILTER (api IN ({quick})) AS quick_requests,
           -- a poll that was on hold when the silence began does not show when the stall did
           coalesce(min(waits_from) FILTER (waits_from > silent_from OR api NOT IN ({polls})),
@@ -113,6 +113,6 @@ def broker_stall(evidence: Evidence) -> Iterator[Incident]:
             row["broker"],
             f"{row['broker']} sent no response on any connection for {length}. "
             f"{plural(row['requests'], 'request')} of {plural(row['connections'], 'connection')} "
-            f"({plural(row['clients'], 'client')}) waited; {_END[row['is_open']]}. "
+            f"({plural(len(row['clients']), 'client')}) waited; {_END[row['is_open']]}. "
             "Look at the broker's garbage collection log, its disk and its CPU at that time.",
         )

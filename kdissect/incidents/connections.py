@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, HELD_APIS, IDS, Evidence
+from kdissect.incidents.evidence import HELD_APIS, IDS, PARTIES, Evidence
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
 from kdissect.text import duration, plural, share
 
@@ -97,7 +97,7 @@ def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
         f"""
         SELECT r.client, min(r.time) AS start, max(s.last_time) AS stop, count(*) AS requests,
           sum(epoch_us(s.last_time - r.time)) / 1e3 AS lost_ms,
-          list_sort(list(DISTINCT api)) AS apis, {BROKERS}, {IDS}
+          list_sort(list(DISTINCT api)) AS apis, {PARTIES}, {IDS}
         FROM (FROM {_CLOSED}) r JOIN (SELECT connection_id, last_time FROM sessions) s
           USING (connection_id)
         GROUP BY r.client ORDER BY start, r.client

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, Evidence, Row, lasted_ms
+from kdissect.incidents.evidence import PARTIES, Evidence, Row, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
 from kdissect.sql.requests import FETCH_POSITIONS, fetch_answers
 from kdissect.text import byte_size, duration, plural
@@ -53,7 +53,7 @@ def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
             max(response_time) AS stop, count(*) AS requests, max(high) AS high,
             max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
             any_value(error_name) FILTER (error != 0) AS error,
-            {BROKERS},
+            {PARTIES},
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
             list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
           FROM useless GROUP BY client, topic, partition, position, run
@@ -81,7 +81,6 @@ def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
             f"{_cause(row)}",
             time_lost_ms=length_ms,
             connection_ids=list(dict.fromkeys(row["connection_ids"])),
-            client=row["client"],
         )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import IDS, Evidence, Row
+from kdissect.incidents.evidence import IDS, PARTIES, Evidence, Row
 from kdissect.incidents.incident import INFO, Incident, kind
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS
 from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
+from kdissect.sql.sessions import REFUSALS
 from kdissect.text import duration, plural
 
 PASSING_MS = 1000  # an error that ends sooner is of an election or a start
@@ -41,8 +42,7 @@ WITH answers AS (
   FROM ends GROUP BY ALL
 )
 SELECT api, code, longest_ms, lost_ms, count(DISTINCT exchange_id) AS requests,
-  min(time) AS start, max(response_time) AS stop, count(DISTINCT client) AS clients,
-  list_sort(list(DISTINCT client))[:{CLIENTS_MAX}] AS client_names, {IDS}
+  min(time) AS start, max(response_time) AS stop, {PARTIES}, {IDS}
 FROM errors JOIN ended USING (api, code) GROUP BY ALL
 """
 
@@ -75,15 +75,21 @@ def _is_passing(row: Row) -> bool:
 
 
 def _api_errors(evidence: Evidence) -> list[Row]:
-    """Return a row of `api_errors` for each API and error that is no routine step."""
-    rows = evidence.rows("FROM api_errors ORDER BY start, api, code")
-    return [row for row in rows if not routine_reason(row["api"], error_name(row["code"]))]
+    """Return a row of `api_errors` for each API and error that is no routine step.
+
+    Refused logins are another kind: `login_failures`.
+    """
+    return [
+        row
+        for row in evidence.rows("FROM api_errors ORDER BY start, api, code")
+        if row["code"] not in REFUSALS and not routine_reason(row["api"], error_name(row["code"]))
+    ]
 
 
 def _incident(evidence: Evidence, row: Row, then: str) -> Incident:
     """Return the incident of an API's error. then: a sentence about what follows."""
-    more = row["clients"] - len(row["client_names"])
-    names = ", ".join(row["client_names"]) + (f" and {more:,} more" if more else "")
+    more = len(row["clients"]) - CLIENTS_MAX
+    names = ", ".join(row["clients"][:CLIENTS_MAX]) + (f" and {more:,} more" if more > 0 else "")
     return evidence.incident(
         row,
         INFO,

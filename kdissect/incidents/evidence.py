@@ -25,7 +25,7 @@ IDS = (
     "list(exchange_id ORDER BY time, exchange_id) FILTER (exchange_id IS NOT NULL)"
     f"[:{EVIDENCE_MAX}] AS exchange_ids, {CONNECTION_IDS}"
 )
-BROKERS = "list_sort(list(DISTINCT broker)) AS brokers"
+PARTIES = "list_sort(list(DISTINCT broker)) AS brokers, list_sort(list(DISTINCT client)) AS clients"
 
 
 def lasted_ms(row: Row) -> float:
@@ -50,6 +50,10 @@ def runs(source: str, key: str, pause_ms: int) -> str:
     """
 
 
+def _parties(row: Row, party: str) -> frozenset[str]:
+    return frozenset(row.get(f"{party}s") or filter(None, [row.get(party)]))
+
+
 class Evidence:
     """The prepared tables of one table set. `run` and `rows` are its database's.
 
@@ -72,13 +76,13 @@ class Evidence:
         return bool(self.rows(f"SELECT 1 FROM {rows} LIMIT 1"))
 
     def incident(self, row: Row, severity: str, subject: str, text: str, **fields: Any) -> Incident:
-        """Return an incident with the times, counts, ids and brokers of a row.
+        """Return an incident with the times, counts, ids, brokers and clients of a row.
 
         row: `start`, `stop`, and each of `requests`, `lost_ms`, `exchange_ids`, `connection_ids`,
-        `broker` and `brokers` that its query selects. fields: of the incident; they come first.
+        `broker` or `brokers`, and `client` or `clients` that its query selects. fields: of the
+        incident; they come first.
         """
         ids = row.get("connection_ids") or []
-        brokers = row["brokers"] if "brokers" in row else filter(None, [row.get("broker")])
         incident = Incident(
             severity,
             row["start"],
@@ -90,7 +94,8 @@ class Evidence:
             exchange_ids=row.get("exchange_ids", ()),
             connection_ids=ids,
             next_command=self.follow(ids) if ids else "",
-            brokers=frozenset(brokers),
+            brokers=_parties(row, "broker"),
+            clients=_parties(row, "client"),
         )
         return replace(incident, **fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, IDS, Evidence, Row, lasted_ms, runs
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS, PARTIES, Evidence, Row, lasted_ms, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, Incident, kind
 from kdissect.text import decimal, duration, plural
 
@@ -76,7 +76,7 @@ def rebalance_loop(evidence: Evidence) -> Iterator[Incident]:
             count(*) FILTER (event = 'rebalance') AS rebalances,
             sum(duration_ms) FILTER (event = 'rebalance') AS lost_ms,
             count(DISTINCT exchange_id) AS requests,
-            {BROKERS},
+            {PARTIES},
             arg_max(detail, time) FILTER (event = 'rebalance') AS detail,
             list(exchange_id ORDER BY time)
               FILTER (event = 'rebalance')[:{EVIDENCE_MAX}] AS exchange_ids,
@@ -160,11 +160,11 @@ def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
     rows = evidence.rows(
         f"""
         SELECT group_id, min(time) AS start, max(coalesce(joins_again, time)) AS stop,
-          count(*) AS leaves, list_sort(list(DISTINCT client)) AS clients,
+          count(*) AS leaves,
           any_value(timeout_ms) AS timeout_ms,
           max(epoch_us(joins_again - time)) / 1e3 AS late_ms,
           sum(epoch_us(joins_again - time)) / 1e3 AS lost_ms, bool_and(is_said) AS is_said,
-          {BROKERS}, {IDS}
+          {PARTIES}, {IDS}
         FROM ({runs(late, "group_id", LATE_PAUSE_MS)})
         GROUP BY group_id, run ORDER BY start, group_id
         """
@@ -209,9 +209,9 @@ def long_rebalance(evidence: Evidence) -> Iterator[Incident]:
         SELECT g.group_id, min(g.time) AS start,
           max(g.time + to_milliseconds(g.duration_ms::BIGINT)) AS stop, count(*) AS rebalances,
           max(g.duration_ms) AS longest_ms, sum(g.duration_ms) AS lost_ms,
-          {BROKERS}, {IDS}
+          {PARTIES}, {IDS}
         FROM (FROM {_LONG}) g LEFT JOIN (
-          SELECT exchange_id, connection_id, broker FROM requests) USING (exchange_id)
+          SELECT exchange_id, connection_id, broker, client FROM requests) USING (exchange_id)
         GROUP BY g.group_id ORDER BY start, g.group_id
         """
     )

@@ -41,8 +41,8 @@ _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 class Incident:
     """A row of `incidents`; its finder leaves `kind` empty.
 
-    brokers, client: addresses of the brokers and the client that it is about. One incident explains
-    another if these match.
+    brokers, clients: addresses of the brokers and names of the clients that it is about. One
+    incident explains another only if these match (`causes`).
     """
 
     severity: str
@@ -56,7 +56,7 @@ class Incident:
     connection_ids: Sequence[int] = ()
     next_command: str = ""
     brokers: frozenset[str] = frozenset()
-    client: str = ""
+    clients: frozenset[str] = frozenset()
     kind: str = ""
 
 

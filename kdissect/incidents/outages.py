@@ -119,9 +119,11 @@ SELECT o.*, coalesce(
   EXISTS (FROM announcements a WHERE a.broker = o.broker AND a.time
     BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed) AS is_announced,
   s.broker IS NOT NULL AS is_served, m.broker IS NOT NULL AS has_moved,
-  o.broker IN (FROM advertised) AS is_advertised
+  o.broker IN (FROM advertised) AS is_advertised, c.clients
 FROM failures o LEFT JOIN hits h USING (broker, era) LEFT JOIN served s USING (broker, era)
 LEFT JOIN moved m USING (broker, era)
+LEFT JOIN (SELECT broker, list(DISTINCT client) AS clients FROM sessions GROUP BY broker) c
+  USING (broker)
 """
 
 
@@ -210,6 +212,7 @@ def _outage(evidence: Evidence, listeners: list[Row]) -> Incident:
         connection_ids=ids,
         next_command=evidence.follow(ids),
         brokers=frozenset(row["broker"] for row in listeners),
+        clients=frozenset(client for row in listeners for client in row["clients"]),
     )
 
 
@@ -325,13 +328,10 @@ def _unseen(evidence: Evidence) -> Iterator[Incident]:
             f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
             "no client used such an address. Check advertised.listeners, and whether the client "
             "resolves the host.",
-            row["client"],
         )
 
 
-def _wrong_address(
-    evidence: Evidence, row: Row, address: str, text: str, client: str = ""
-) -> Incident:
+def _wrong_address(evidence: Evidence, row: Row, address: str, text: str) -> Incident:
     """Return the incident of an advertised address. row: as for `Evidence.incident`."""
     return evidence.incident(
         row,
@@ -341,5 +341,4 @@ def _wrong_address(
         time_lost_ms=lasted_ms(row),
         next_command=evidence.command("sql", "from brokers"),
         brokers=frozenset((address, *row.get("brokers", ()))),
-        client=client,
     )

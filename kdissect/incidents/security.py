@@ -31,7 +31,7 @@ def login_failures(evidence: Evidence) -> Iterator[Incident]:
         ), refusals AS (
           FROM requests WHERE {_REFUSED}
           -- before KIP-152 a broker closes the connection instead of an answer to a token
-          UNION ALL SELECT r.* REPLACE (s.last_time AS response_time, s.client AS client)
+          UNION ALL SELECT r.* REPLACE (s.last_time AS response_time)
           FROM requests r JOIN sessions s USING (connection_id)
           WHERE {_CUT} AND s.closed_by = 'broker'
         ), refused AS (

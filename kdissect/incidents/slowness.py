@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, IDS, Evidence, Row, lasted_ms, runs
+from kdissect.incidents.evidence import IDS, PARTIES, Evidence, Row, lasted_ms, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
 from kdissect.sql.requests import quantile
 from kdissect.text import duration, plural, share
@@ -29,7 +29,7 @@ def slow_api(evidence: Evidence) -> Iterator[Incident]:
           FROM {_ANSWERS} GROUP BY api HAVING count(*) >= {ANSWERS_MIN} AND p95 >= {API_SLOW_MS}
         )
         SELECT s.*, min(time) AS start, max(response_time) AS stop, count(*) AS requests,
-          sum(service_ms - {API_SLOW_MS}) AS lost_ms, {IDS}
+          sum(service_ms - {API_SLOW_MS}) AS lost_ms, {PARTIES}, {IDS}
         FROM slow s JOIN {_ANSWERS} USING (api) WHERE service_ms > {API_SLOW_MS}
         GROUP BY ALL ORDER BY start, api
         """
@@ -71,7 +71,7 @@ def slow_client(evidence: Evidence) -> Iterator[Incident]:
         SELECT s.*, min(time) AS start, max(response_time) AS stop, count(*) AS requests,
           sum(service_ms - usual_p95) AS lost_ms,
           count(DISTINCT epoch_ms(time) // {_MOMENT_MS}) AS moments,
-          (SELECT count(*) FROM clients) AS compared, {IDS}
+          (SELECT count(*) FROM clients) AS compared, {PARTIES}, {IDS}
         FROM slow s JOIN {_ANSWERS} USING (api, client) WHERE service_ms > usual_p95
         GROUP BY ALL ORDER BY start, api, client
         """
@@ -208,7 +208,7 @@ def throttled(evidence: Evidence) -> Iterator[Incident]:
         SELECT client, run, list_sort(list(DISTINCT api)) AS apis, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
           sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
-          {BROKERS}, {IDS}
+          {PARTIES}, {IDS}
         FROM ({runs(waits, "client", QUOTA_PAUSE_MS)})
         GROUP BY client, run ORDER BY start, client
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kdissect.incidents.evidence import BROKERS, IDS, Evidence, Row, lasted_ms, runs
+from kdissect.incidents.evidence import IDS, PARTIES, Evidence, Row, lasted_ms, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, kind
 from kdissect.text import byte_size, duration, plural
 
@@ -88,7 +88,7 @@ def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
           count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
           mode(error_name ORDER BY error_name) FILTER (failed) AS error,
-          sum(duration_ms) AS lost_ms, {BROKERS}, {IDS}
+          sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
         FROM ({runs(asked, "client", METADATA.pause_ms)})
         GROUP BY client, run HAVING {METADATA.found("requests")} ORDER BY start, client
         """
@@ -117,7 +117,7 @@ def retry_storm(evidence: Evidence) -> Iterator[Incident]:
         f"""
         SELECT client, api, error_name AS error, run, min(request_time) AS start,
           max(time) AS stop, count(*) AS requests,
-          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, {BROKERS}, {IDS}
+          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
         FROM ({runs(failing, "client, api, error_name", RETRIES.pause_ms)})
         WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
         GROUP BY ALL HAVING {RETRIES.found("requests")} ORDER BY start, client, api

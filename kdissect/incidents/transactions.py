@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, IDS, Evidence, lasted_ms
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS, PARTIES, Evidence, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
 from kdissect.sql.requests import fetch_answers
 from kdissect.text import duration, plural
@@ -63,8 +63,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
           coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
           list_sort(list(DISTINCT topic || '-' || partition)) AS partitions,
           max(high - stable) AS waiting,
-          list_sort(list(DISTINCT client)) AS clients,
-          {BROKERS},
+          {PARTIES},
           sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
           max(epoch_us(stop) - epoch_us(start)) / 1e3 AS lost_ms,
           flatten(list(exchange_ids ORDER BY start))[:{EVIDENCE_MAX}] AS exchange_ids,
@@ -109,12 +108,13 @@ def failed_transactions(evidence: Evidence) -> Iterator[Incident]:
         SELECT count(*) AS failed, min(time) AS start, max(until) AS stop, {counts},
           (SELECT count(*) FROM transactions) AS transactions,
           mode(transactional_id ORDER BY transactional_id) AS subject,
-          count(DISTINCT transactional_id) AS producers, {IDS}
+          count(DISTINCT transactional_id) AS producers, {PARTIES}, {IDS}
         FROM (
           SELECT transactional_id, outcome, exchange_ids[1] AS exchange_id,
             coalesce(begin_time, end_time) AS time, coalesce(end_time, begin_time) AS until
           FROM transactions WHERE outcome <> 'commit')
-        LEFT JOIN (SELECT exchange_id, connection_id FROM requests) USING (exchange_id)
+        LEFT JOIN (
+          SELECT exchange_id, connection_id, broker, client FROM requests) USING (exchange_id)
         HAVING start IS NOT NULL
         """
     ):

@@ -3,7 +3,7 @@
 - `requests`: an exchange a row. `client` is its name and address. `failed`: it has an error that is
   no routine step. `is_unanswered`: the broker did not respond. `may_be_lost`: the response may lie
   in bytes that the capture lacks (`unanswered`). `is_sure`: its version is known. A request that
-  was not captured has the client id of its connection, if that has one only.
+  was not captured has the client id of its connection, if that has one only, and so has a token.
 - `sessions`: a connection a row, with `client`, `client_address` and `broker`.
 - `topic_names`: a topic id a row, with `topic`.
 
@@ -108,8 +108,8 @@ def create_missing(database: Database, apis: Iterable[str], prefix: str = "") ->
 def _client_id() -> str:
     """SQL of who sent an exchange `e` of a connection `c`."""
     return (
-        "CASE WHEN e.status = 'request_missing' AND len(c.client_ids) = 1 THEN c.client_ids[1] "
-        "ELSE e.client_id END"
+        "CASE WHEN (e.status = 'request_missing' OR e.api_name = 'SaslToken') "
+        "AND len(c.client_ids) = 1 THEN c.client_ids[1] ELSE e.client_id END"
     )
 
 

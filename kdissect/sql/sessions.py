@@ -19,10 +19,10 @@ REFUSALS = (
     ErrorCode.ILLEGAL_SASL_STATE,
 )
 # SQL of connections whose TLS was not decrypted. A broker that answered a ClientHello without a
-# ServerHello encrypted nothing.
+# ServerHello encrypted nothing, and nor did the sides of a handshake that failed.
 UNREAD_TLS = (
-    "NOT is_kafka AND is_tls AND (tls_cipher IS NOT NULL OR response_segment_count = 0 "
-    "OR response_missing_byte_count > 0)"
+    "NOT is_kafka AND is_tls AND coalesce(request_tls_alert, response_tls_alert) IS NULL "
+    "AND (tls_cipher IS NOT NULL OR response_segment_count = 0 OR response_missing_byte_count > 0)"
 )
 _LOGIN_APIS = "('SaslHandshake', 'SaslAuthenticate', 'SaslToken')"
 _DAY_S = 86_400

@@ -53,9 +53,10 @@ def test_a_client_certificate_that_ends_soon() -> None:
         "tls_client_not_before": at(-DAY_S),
         "tls_client_not_after": at(DAY_S),
     }
-    (row,) = found(connections=[_tls(ends_s=90 * DAY_S, **client)])
-    assert (row["severity"], row["subject"]) == ("info", "10.0.0.1")
+    unread, row = found(connections=[_tls(ends_s=90 * DAY_S, **client)])
+    assert (row["kind"], row["severity"], row["subject"]) == ("tls_failure", "info", "10.0.0.1")
     assert "the client's certificate CN=alice" in row["text"]
+    assert unread["kind"] == "capture_unread"  # whose reason is no certificate
 
 
 def test_a_failed_handshake_names_the_certificate_that_had_ended() -> None:
