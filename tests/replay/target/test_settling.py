@@ -6,7 +6,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience, Settled
+from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience, SettlingWaits
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.source import gather_facts
 from tests.builders.workloads import a_request, a_response, exchange, workload
@@ -58,7 +58,7 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
 
     async def settle(target: Target) -> None:
         ids = IdMap(plan, target=target.cluster)
-        await Settled(target, ids, Patience()).after(Outcome(plan.steps[0]))
+        await SettlingWaits(target, ids, Patience()).after(Outcome(plan.steps[0]))
         assert ids.target.topics == {"new": 1}
 
     with_target(answering(body_of), settle)
