@@ -93,18 +93,13 @@ RECORD_SCHEMA = pa.schema(
 class FaultStage(IntEnum):
     """Step at which a fault was found; it gives the meaning of the Status in FAULT."""
 
-    # UNKNOWN_MAGIC (a: the magic). TRUNCATED, NEGATIVE_LENGTH: an impossible length (a).
-    FRAMING = 0
-    # BAD_CRC. a: stored CRC, b: computed CRC.
-    CRC = 1
-    # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number). b: compressed size.
-    CODEC = 2
-    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed. a: records announced, b:
-    # records read before it. BAD_CRC: the first message inside a wrapper with a wrong CRC; a, b as
-    # for CRC.
+    FRAMING = 0  # UNKNOWN_MAGIC. TRUNCATED, NEGATIVE_LENGTH: an impossible length.
+    CRC = 1  # BAD_CRC
+    CODEC = 2  # CORRUPT, LIMIT, UNKNOWN_CODEC
+    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed. BAD_CRC: of a message inside
+    # a wrapper.
     RECORDS = 3
-    # INVALID_UTF8. a: number of invalid header keys of the batch's records in this chunk.
-    TEXT = 4
+    TEXT = 4  # INVALID_UTF8: header keys
 
 
 # pos, byte_count: the batch in the input; for a batch of impossible length the rest of its set
@@ -117,8 +112,7 @@ FAULT = np.dtype(
         ("stage", "u1"),  # FaultStage
         ("pos", "<i8"),
         ("byte_count", "<i8"),
-        ("a", "<i8"),
-        ("b", "<i8"),
+        ("key_count", "<i8"),  # of TEXT: such keys of the batch's records in this chunk
     ]
 )
 
@@ -275,14 +269,13 @@ class _Decoder:
                 return False
             self._make_arena(4 * len(self.arena))
         if status != Status.OK:
-            batch["codec_allowance"] = allowance
             batch["codec_status"] = Status.LIMIT if status == Status.ROOM_NEEDED else status
             # Failed work counts as well, so that hostile batches use up the budget.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         if magic < 2:
-            wrong, last_offset = _read_inner(out[:written].tobytes(), magic)
-            batch["inner_crc"], batch["inner_computed_crc"] = wrong
+            is_wrong, last_offset = _read_inner(out[:written].tobytes(), magic)
+            batch["is_wrong_inside"] = is_wrong
             # KIP-31: the offsets inside count from 0, and the wrapper has the last one's absolute
             # offset. A stored 0 means that no offsets were assigned yet: then they stay.
             if magic == 1 and batch["base_offset"] != 0 and last_offset is not None:
@@ -400,42 +393,31 @@ def _batches(b: Rows) -> pa.RecordBatch:
 
 def _faults(b: Rows) -> Iterator[Rows]:
     """FAULT rows of batches whose records were parsed."""
-    state, codec_status = b["state"], b["codec_status"]
+    state = b["state"]
     is_bad = state == rk.BAD_LENGTH
-    length = np.where(is_bad, b["record_count"], b["size"] - 12)
-    is_negative = is_bad & (length < 0)
+    is_negative = is_bad & (b["record_count"] < 0)
     is_short = (is_bad & ~is_negative) | (state == rk.TOO_SMALL)
-    nothing = np.zeros(len(b), np.int64)
-    stage = FaultStage.FRAMING
-    yield _fault_rows(b, is_negative, Status.NEGATIVE_LENGTH, stage, length, nothing)
-    yield _fault_rows(b, is_short, Status.TRUNCATED, stage, length, nothing)
-    yield _fault_rows(b, state == rk.ALIEN, Status.UNKNOWN_MAGIC, stage, b["magic"], nothing)
-    stored, computed = b["crc"], b["computed_crc"]
-    is_wrong = (state == rk.WHOLE) & (stored != computed)
-    yield _fault_rows(b, is_wrong, Status.BAD_CRC, FaultStage.CRC, stored, computed)
-    stored, computed = b["inner_crc"], b["inner_computed_crc"]
-    is_wrong = stored != computed
-    yield _fault_rows(b, is_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
-    is_unknown = codec_status == Status.UNKNOWN_CODEC
-    number = np.where(is_unknown, b["attributes"] & 7, b["codec_allowance"])
-    size = np.maximum(b["section_size"], 0)
-    yield _fault_rows(b, codec_status != 0, codec_status, FaultStage.CODEC, number, size)
-    announced, read = b["record_count"], b["parsed_records"]
-    yield _fault_rows(b, b["status"] != 0, b["status"], FaultStage.RECORDS, announced, read)
+    is_wrong = (state == rk.WHOLE) & (b["crc"] != b["computed_crc"])
+    yield _fault_rows(b, is_negative, Status.NEGATIVE_LENGTH, FaultStage.FRAMING)
+    yield _fault_rows(b, is_short, Status.TRUNCATED, FaultStage.FRAMING)
+    yield _fault_rows(b, state == rk.ALIEN, Status.UNKNOWN_MAGIC, FaultStage.FRAMING)
+    yield _fault_rows(b, is_wrong, Status.BAD_CRC, FaultStage.CRC)
+    yield _fault_rows(b, b["is_wrong_inside"] != 0, Status.BAD_CRC, FaultStage.RECORDS)
+    yield _fault_rows(b, b["codec_status"] != 0, b["codec_status"], FaultStage.CODEC)
+    yield _fault_rows(b, b["status"] != 0, b["status"], FaultStage.RECORDS)
 
 
 def _text_faults(b: Rows, records: Rows, wrong: Indices) -> Rows:
     """FAULT rows of batches with header keys that are no UTF-8; wrong: these headers."""
     owners = np.repeat(records["batch"], records["header_count"])[wrong]
     count = np.bincount(owners, minlength=len(b))
-    status, stage = Status.INVALID_UTF8, FaultStage.TEXT
-    return _fault_rows(b, count > 0, status, stage, count, np.zeros(len(b), np.int64))
+    faults = _fault_rows(b, count > 0, Status.INVALID_UTF8, FaultStage.TEXT)
+    faults["key_count"] = count[count > 0]
+    return faults
 
 
-def _fault_rows(
-    b: Rows, where: Bools, kind: Status | Ints, stage: FaultStage, first: Ints, second: Ints
-) -> Rows:
-    """FAULT rows of the chosen batches; kind, first, second: Status, `a` and `b` of each batch."""
+def _fault_rows(b: Rows, where: Bools, kind: Status | Ints, stage: FaultStage) -> Rows:
+    """FAULT rows of the chosen batches. kind: the Status of all, or of each batch."""
     rows = np.flatnonzero(where)
     chosen = take(b, rows)
     faults = np.zeros(len(rows), FAULT)
@@ -444,7 +426,6 @@ def _fault_rows(
     faults["byte_count"] = chosen["size"]
     faults["kind"] = kind[rows] if isinstance(kind, np.ndarray) else kind
     faults["stage"] = stage
-    faults["a"], faults["b"] = first[rows], second[rows]
     return faults
 
 
@@ -473,14 +454,13 @@ def _named(indices: Ints, names: tuple[str, ...], valid: Bools | None = None) ->
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
 
 
-def _read_inner(section: bytes, magic: int) -> tuple[tuple[int, int], int | None]:
-    """((stored, computed) CRC of the first message in a wrapper with a wrong one, (0, 0) if all are
-    right; offset of the last message, None without one).
+def _read_inner(section: bytes, magic: int) -> tuple[bool, int | None]:
+    """(a message in a wrapper has a wrong CRC; offset of the last message, None without one).
 
     CRCs are checked up to the first message of another magic.
     """
     pos = 0
-    wrong, last_offset, is_checked = (0, 0), None, True
+    is_wrong, last_offset, is_checked = False, None, True
     while len(section) - pos > rk.MAGIC_POS:
         offset, size, stored, inner_magic = _MESSAGE.unpack_from(section, pos)
         end = pos + rk.ENTRY_HEADER_SIZE + size
@@ -488,12 +468,9 @@ def _read_inner(section: bytes, magic: int) -> tuple[tuple[int, int], int | None
             break
         last_offset = offset
         is_checked = is_checked and inner_magic == magic
-        if is_checked:
-            computed = zlib.crc32(section[pos + rk.MAGIC_POS : end])
-            if stored != computed:
-                wrong, is_checked = (stored, computed), False
+        is_wrong |= is_checked and stored != zlib.crc32(section[pos + rk.MAGIC_POS : end])
         pos = end
-    return wrong, last_offset
+    return is_wrong, last_offset
 
 
 _SEARCHED = 1 << 16  # positions at a time

@@ -45,10 +45,8 @@ BATCH = np.dtype(
         ("data_address", "i8"),  # of the records, decompressed
         ("data_size", "i8"),  # -1: they cannot be read
         ("computed_crc", "i8"),
-        ("inner_crc", "i8"),  # of the first message with a wrong CRC in a wrapper: stored, computed
-        ("inner_computed_crc", "i8"),
+        ("is_wrong_inside", "i8"),  # a message in a wrapper has a wrong CRC
         ("codec_status", "i8"),  # OK, or why there are no decompressed records
-        ("codec_allowance", "i8"),  # bytes that were allowed then
         ("status", "i8"),  # OK, or why parsing ended early
         ("parsed_bytes", "i8"),
         ("parsed_records", "i8"),

@@ -130,7 +130,7 @@ def _record_anomalies(chunk: MessageChunk, output: TableOutput, sets: Rows, faul
     """Write anomalies of record batches, without bytes."""
     is_secret = chunk.marks.topics.is_metadata(sets["topic"]) & (not output.options.reveal_secrets)
     for some, side, kind, reason in _by_reason(faults, sets["side"][faults["set_index"]]):
-        batch, number, at = some["batch_index"], some["a"], some["set_index"]
+        batch, at = some["batch_index"], some["set_index"]
         rows, pos, secret = sets["row"][at], some["pos"].astype(np.int64), is_secret[at]
         add_anomalies(
             chunk,
@@ -138,7 +138,7 @@ def _record_anomalies(chunk: MessageChunk, output: TableOutput, sets: Rows, faul
             kind,
             rows,
             side,
-            texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, number=number),
+            texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, n=some["key_count"]),
             (pos, pos + some["byte_count"]),
             pc.if_else(pa.array(secret), pa.scalar(TEXT.encode()), NO_BYTES),
         )
@@ -147,14 +147,14 @@ def _record_anomalies(chunk: MessageChunk, output: TableOutput, sets: Rows, faul
 def _by_reason(faults: Rows, side: Ints) -> Iterator[tuple[Rows, int, Anomaly, str]]:
     """Yield FAULT rows by reason and side: (rows, side, kind, reason).
 
-    side: int[n]. The reason may contain {number}, which stands for the row's `a`.
+    side: int[n]. The reason may contain {n}, which stands for the row's `key_count`.
     """
     codes = (faults["stage"].astype(np.int64) << 16) | (faults["kind"].astype(np.int64) << 8) | side
     for code in np.unique(codes).tolist():
         stage, status = FaultStage(code >> 16), Status((code >> 8) & 255)
         kind, reason = _FAULTS.get((stage, status)), REASONS[status]
         if stage is FaultStage.TEXT:
-            kind, reason = Anomaly.INVALID_UTF8, "{number} header keys are no UTF-8"
+            kind, reason = Anomaly.INVALID_UTF8, "{n} header keys are no UTF-8"
         chosen = faults[codes == code]
         yield chosen, code & 255, Anomaly.MALFORMED_RECORDS if kind is None else kind, reason
 

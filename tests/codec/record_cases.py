@@ -29,12 +29,12 @@ def decode_columns(
             results[i].batches.append(row)
         for row in chunk.records.to_pylist():
             results[row.pop("set_index")].records.append(row)
-        for i, index, kind, stage, pos, size, a, b in chunk.faults.tolist():
-            fault = [index, kind, stage, pos - int(start[i]), size, a, b]
+        for i, index, kind, stage, pos, size, keys in chunk.faults.tolist():
+            fault = [index, kind, stage, pos - int(start[i]), size, keys]
             if stage != 4:
                 results[i].faults.append(tuple(fault))
             elif (i, index) in texts:  # counted per chunk
-                texts[i, index][5] += a
+                texts[i, index][5] += keys
             else:
                 texts[i, index] = fault
     for (i, _), fault in texts.items():

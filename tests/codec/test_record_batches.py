@@ -195,7 +195,7 @@ def test_impossible_length_ends_the_set(length: int) -> None:
     assert len(first.batches) == 1
     (fault,) = first.faults
     kind = Status.NEGATIVE_LENGTH if length < 0 else Status.TRUNCATED
-    assert fault == (1, kind, FaultStage.FRAMING, len(GOOD), len(tail), length, 0)
+    assert fault == (1, kind, FaultStage.FRAMING, len(GOOD), len(tail), 0)
     assert len(second.records) == 4
 
 
@@ -332,7 +332,6 @@ def test_bomb_ends_at_the_limit(codec: str) -> None:
     limits = DecompressionLimits(decompressed_size_max=1 << 20)
     (found,) = assert_twins_agree([GOOD + bomb(codec, 4 << 20) + GOOD], limits)
     assert [fault[:3] for fault in found.faults] == [(1, Status.LIMIT, FaultStage.CODEC)]
-    assert found.faults[0][5] <= 1 << 20
     assert found.batches[1]["uncompressed_size"] is None
     assert len(found.records) == 8
 

@@ -52,7 +52,7 @@ class RecordSet:
     """The content of a record set.
 
     batches, records: rows with the columns of `record_batches` and `records`, without set_index.
-    faults: (batch_index, kind, stage, pos, byte_count, a, b).
+    faults: (batch_index, kind, stage, pos, byte_count, key_count).
     """
 
     batches: list[Row] = field(default_factory=list)
@@ -123,10 +123,11 @@ class _Decoder:
         self.bytes_left = limits.set_allowance(len(data))
         self.found = RecordSet()
 
-    def fault(self, kind: Status, stage: int, a: int = 0, b: int = 0) -> None:
+    def fault(self, kind: Status, stage: int, key_count: int = 0) -> None:
         row = self.row
-        place = row["batch_index"], kind, stage, row["pos"], row["size"]
-        self.found.faults.append((*place, a, b))
+        self.found.faults.append(
+            (row["batch_index"], kind, stage, row["pos"], row["size"], key_count)
+        )
 
     def entry(self, pos: int) -> int:
         """Decode the entry at `pos`; returns its size in bytes."""
@@ -139,7 +140,7 @@ class _Decoder:
             if length < _ENTRY_LENGTH_MIN:
                 # The next entry cannot be found; the rest of the set is lost.
                 kind = Status.NEGATIVE_LENGTH if length < 0 else Status.TRUNCATED
-                self.fault(kind, _FRAMING, length)
+                self.fault(kind, _FRAMING)
                 return left
             size += length
         entry = self.data[pos : pos + size]
@@ -154,10 +155,10 @@ class _Decoder:
         if magic not in _HEADER_SIZE:
             if not row["is_partial"]:
                 row["is_partial"] = None
-                self.fault(Status.UNKNOWN_MAGIC, _FRAMING, magic)
+                self.fault(Status.UNKNOWN_MAGIC, _FRAMING)
         elif not row["is_partial"] and len(entry) < _HEADER_SIZE[magic]:
             row["is_partial"] = None
-            self.fault(Status.TRUNCATED, _FRAMING, len(entry) - 12)
+            self.fault(Status.TRUNCATED, _FRAMING)
         else:
             announced, section = _header(entry, row)
             if not row["is_partial"]:
@@ -172,7 +173,7 @@ class _Decoder:
         computed = crc32c.crc32c(entry[21:]) if magic == 2 else zlib.crc32(entry[16:])
         row["crc_ok"] = stored == computed
         if stored != computed:
-            self.fault(Status.BAD_CRC, _CRC, stored, computed)
+            self.fault(Status.BAD_CRC, _CRC)
         row["record_count"] = 0
         codec = entry[22 if magic == 2 else 17] & 7
         if codec:
@@ -183,16 +184,15 @@ class _Decoder:
         records: list[Row] = []
         reader = _Reader(section, 0, len(section))
         if magic < 2 and codec:
-            crcs = _wrong_crc(section, magic)
-            if crcs:
-                self.fault(Status.BAD_CRC, _RECORDS, *crcs)
+            if _has_wrong_crc(section, magic):
+                self.fault(Status.BAD_CRC, _RECORDS)
         try:
             if magic == 2:
                 self.read_records(reader, announced, records)
             else:
                 self.read_messages(reader, bool(codec), records)
         except _Malformed as malformed:
-            self.fault(malformed.status, _RECORDS, announced, len(records))
+            self.fault(malformed.status, _RECORDS)
         row["record_count"] = len(records)
         if magic < 2 and codec and records:
             row["base_offset"] = records[0]["offset"]
@@ -218,10 +218,7 @@ class _Decoder:
             return data
         # failed work counts as well
         self.bytes_left -= min(allowance, self.limits.ratio_free_size)
-        if status == Status.UNKNOWN_CODEC:
-            self.fault(status, _CODEC, codec, len(section))
-        else:
-            self.fault(status, _CODEC, allowance, len(section))
+        self.fault(status, _CODEC)
         return None
 
     def read_records(self, reader: _Reader, announced: int, records: list[Row]) -> None:
@@ -389,16 +386,16 @@ def _messages(section: bytes) -> list[tuple[int, int, int]]:
     return found
 
 
-def _wrong_crc(section: bytes, magic: int) -> tuple[int, int] | None:
-    """(stored, computed) CRC of the first message of a wrapper whose CRC is wrong."""
+def _has_wrong_crc(section: bytes, magic: int) -> bool:
+    """Return whether a message of a wrapper has a wrong CRC, up to the first of another magic."""
     for _, pos, end in _messages(section):
         if section[pos + 16] != magic:
             break
-        stored = int.from_bytes(section[pos + 12 : pos + 16], "big")
-        computed = zlib.crc32(section[pos + 16 : end])
-        if stored != computed:
-            return stored, computed
-    return None
+        if int.from_bytes(section[pos + 12 : pos + 16], "big") != zlib.crc32(
+            section[pos + 16 : end]
+        ):
+            return True
+    return False
 
 
 def _control_type(key: bytes | None) -> str:
