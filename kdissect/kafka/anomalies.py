@@ -41,7 +41,7 @@ def found_anomalies(
         _gaps(streams, table),
         _conflicts(streams, table),
         *_lost_records(streams, table, tls),
-        _rows(Anomaly.NOT_DECRYPTED, NO_DIRECTION, list(tls.failed), a=list(tls.failed.values())),
+        _rows(Anomaly.NOT_DECRYPTED, NO_DIRECTION, [*tls.failed], reason=[*tls.failed.values()]),
         _proxy_headers(streams, table["protocol"], header_faults),
     ]
     passed = np.zeros(0, np.int64)
@@ -100,9 +100,8 @@ def _cut_frames(exchanges: Rows, pairs: Pairs, rows: slice) -> list[Rows]:
         cut = np.flatnonzero((side["size"] >= 0) & (side["is_whole"] == 0))
         size = side["size"][cut]
         missing = size + 4 - frames["captured"][row_of[rows][cut]]
-        parts.append(
-            _of_frames(Anomaly.PARTIAL_FRAME, direction, exchanges, cut, a=size, byte_count=missing)
-        )
+        counts = {"number": size, "byte_count": missing}
+        parts.append(_of_frames(Anomaly.PARTIAL_FRAME, direction, exchanges, cut, **counts))
     return parts
 
 
@@ -128,12 +127,12 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
             first = np.searchsorted(passed, passed[response[rows]])
             before = pairs.responses["correlation"][first].astype(np.int32)
         ids = exchanges["correlation_id"][rows]
-        parts.append(_of_frames(kind, RESPONSE, exchanges, rows, a=ids, b=before))
+        parts.append(_of_frames(kind, RESPONSE, exchanges, rows, number=ids, other=before))
     late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]
     is_pair = (exchanges["request"]["size"] >= 0) & is_there
     is_pair &= exchanges["is_sasl_token"] == 0
     rows = np.flatnonzero(is_pair & (late > 0))
-    parts.append(_of_frames(Anomaly.NEGATIVE_LATENCY, RESPONSE, exchanges, rows, a=late[rows]))
+    parts.append(_of_frames(Anomaly.NEGATIVE_LATENCY, RESPONSE, exchanges, rows, number=late[rows]))
     return parts
 
 
@@ -186,7 +185,7 @@ def _lost_records(streams: Streams, table: Rows, tls: TlsConnections) -> list[Ro
                 stream = np.full(len(lost), 2 * connection + side)
                 rows = _rows(Anomaly.UNFRAMED_BYTES, _direction(stream, table), stream >> 1)
                 rows["pos"], rows["byte_count"] = lost[:, 0], lost[:, 1]
-                rows["a"], rows["b"] = NOT_DECRYPTED, -1
+                rows["reason"], rows["number"] = NOT_DECRYPTED, -1
                 parts.append(_placed(rows, streams.segments, lost[:, 2]))
     return parts
 
@@ -208,20 +207,20 @@ def _proxy_headers(
     found = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
     size = streams.facts.connections["proxy_byte_count"][found]
     kinds: list[int] = [faults[row][0] for row in found]
-    rows = _rows(Anomaly.PROXY_HEADER, REQUEST, found, a=kinds, byte_count=size)
+    rows = _rows(Anomaly.PROXY_HEADER, REQUEST, found, reason=kinds, byte_count=size)
     segment = np.array([faults[row][1] for row in found], np.int64)
     return _placed(rows, streams.segments, segment)
 
 
 def _too_large(faults: Rows, frame_size_max: int) -> Rows:
     """A LIMIT row for each size prefix beyond the limit, unless it is text."""
-    size = faults["b"]
-    is_size = (faults["kind"] == Anomaly.UNFRAMED_BYTES) & (faults["a"] == BAD_SIZE)
+    size = faults["number"]
+    is_size = (faults["kind"] == Anomaly.UNFRAMED_BYTES) & (faults["reason"] == BAD_SIZE)
     is_size &= (size > frame_size_max) & (size < _SIZES_END) & ~_is_text(size)
     rows = faults[is_size]
     rows["kind"] = Anomaly.LIMIT
-    rows["a"], rows["b"], rows["byte_count"] = rows["b"], frame_size_max, 0
-    rows["extent_count"] = 0
+    rows["other"] = frame_size_max
+    rows["byte_count"] = rows["extent_count"] = 0
     return rows
 
 

@@ -66,19 +66,18 @@ class Anomaly(IntEnum):
     SEQUENCE_DUPLICATE = 18
     INVALID_UTF8 = 19
     NEGATIVE_LATENCY = 20
-    CLOCK_STEP = 21
-    SURPLUS_BYTES = 22
-    MALFORMED_RECORDS = 23
-    PARTIAL_FRAME = 24
-    MALFORMED_EMBEDDED = 25
-    NOT_DECRYPTED = 26
-    LOST_FRAGMENTS = 27
-    CAPTURE_MISSING = 28
-    NOT_A_CAPTURE = 29
-    LATE_PACKETS = 30
-    LATE_NAMES = 31
-    CARRY_LIMIT = 32
-    PROXY_HEADER = 33
+    SURPLUS_BYTES = 21
+    MALFORMED_RECORDS = 22
+    PARTIAL_FRAME = 23
+    MALFORMED_EMBEDDED = 24
+    NOT_DECRYPTED = 25
+    LOST_FRAGMENTS = 26
+    CAPTURE_MISSING = 27
+    NOT_A_CAPTURE = 28
+    LATE_PACKETS = 29
+    LATE_NAMES = 30
+    CARRY_LIMIT = 31
+    PROXY_HEADER = 32
 
 
 # Where bytes of a stream lie. source: the capture that they came from, or -1: `length` bytes are
@@ -152,7 +151,7 @@ EXCHANGE = np.dtype(
     ]
 )
 
-# A fault seen in a stream. `a` and `b` are numbers for its text (see tables.anomalies).
+# A fault seen in a stream.
 ANOMALY = np.dtype(
     [
         ("kind", "u1"),
@@ -163,8 +162,10 @@ ANOMALY = np.dtype(
         ("pos", "<i8"),  # stream position, -1 none
         ("byte_count", "<i8"),
         ("exchange_id", "<i8"),  # 0 none
-        ("a", "<i8"),
-        ("b", "<i8"),
+        ("reason", "u1"),  # of UNFRAMED_BYTES, NOT_DECRYPTED and PROXY_HEADER
+        # for its text: a size (of UNFRAMED_BYTES what was read there, or -1), a correlation id, ns
+        ("number", "<i8"),
+        ("other", "<i8"),  # the limit, or the correlation id before
         ("extent_start", "<i8"),  # bytes to show in anomalies.data, as for SIDE
         ("extent_count", "<i4"),
     ]

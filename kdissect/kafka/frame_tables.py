@@ -43,7 +43,7 @@ FRAME = np.dtype(
 
 NO_FRAMES = np.zeros(0, FRAME)
 
-# Why bytes are unframed: `a` of the anomaly. `b` is the size that was read there, or -1.
+# Why bytes are unframed: `reason` of the anomaly.
 AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
 _SHOWN_MAX = 256  # unframed bytes shown with their anomaly
@@ -190,8 +190,8 @@ def put_unframed(stream: Stream, end: int, walk: Row, tables: Tables) -> None:
     fault["source"] = -1
     fault["pos"] = first
     fault["byte_count"] = count
-    fault["a"] = walk["reason"]
-    fault["b"] = walk["bad_size"]
+    fault["reason"] = walk["reason"]
+    fault["number"] = walk["bad_size"]
     before = used[EXTENTS]
     _put_extents(stream, index, first, min(end, first + _SHOWN_MAX), tables)
     fault["extent_start"] = before

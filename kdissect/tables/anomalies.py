@@ -33,7 +33,6 @@ _ERRORS = {
 _INFOS = {
     Anomaly.RESPONSE_WITHOUT_REQUEST,
     Anomaly.NEGATIVE_LATENCY,
-    Anomaly.CLOCK_STEP,
     Anomaly.SURPLUS_BYTES,
     Anomaly.NOT_DECRYPTED,
     Anomaly.LATE_NAMES,
@@ -46,23 +45,23 @@ def severity_of(kind: Anomaly) -> str:
     return "error" if kind in _ERRORS else "info" if kind in _INFOS else "warning"
 
 
-# Details of stream faults; {a}, {b} and {n} stand for numbers of the ANOMALY row.
+# Details of stream faults; {number}, {other} and {n} (its bytes) are those of the ANOMALY row.
 STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.GAP: "{n} bytes of the stream are not in the capture",
     Anomaly.OVERLAP_CONFLICT: "{n} retransmitted bytes differ from the first copy, which counts",
     Anomaly.UNFRAMED_BYTES: "{n} bytes without a known frame boundary",
-    Anomaly.PARTIAL_FRAME: "a frame announced {a} bytes, of which {n} are missing",
-    Anomaly.RESPONSE_WITHOUT_REQUEST: "correlation id {a} answers no request of the capture",
-    Anomaly.DUPLICATE_RESPONSE: "correlation id {a} was answered before",
-    Anomaly.OUT_OF_ORDER_RESPONSE: "the response with correlation id {a} came after that with {b}",
-    Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
-    Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
-    Anomaly.LIMIT: "a size prefix of {a} bytes is beyond the limit of frame_size, {b}",
-    Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
+    Anomaly.PARTIAL_FRAME: "a frame announced {number} bytes, of which {n} are missing",
+    Anomaly.RESPONSE_WITHOUT_REQUEST: "correlation id {number} answers no request of the capture",
+    Anomaly.DUPLICATE_RESPONSE: "correlation id {number} was answered before",
+    Anomaly.OUT_OF_ORDER_RESPONSE: (
+        "the response with correlation id {number} came after that with {other}"
+    ),
+    Anomaly.NEGATIVE_LATENCY: "the response is {number} ns older than the end of its request",
+    Anomaly.LIMIT: "a size prefix of {number} bytes is beyond the limit of frame_size, {other}",
 }
 
 
-# Why a TLS connection was not decrypted, by `a` of its ANOMALY row (tls.decrypt).
+# Why a TLS connection was not decrypted, by `reason` of its ANOMALY row (tls.decrypt).
 _NOT_DECRYPTED = (
     "the beginning of the TLS handshake is not in the capture",
     "no key log has the secret of this TLS connection",
@@ -71,7 +70,7 @@ _NOT_DECRYPTED = (
     "the key log has the secret of one side of this TLS connection only",
 )
 
-# Faults of a PROXY protocol header, by `a` of its ANOMALY row (tcp.proxy_protocol).
+# Faults of a PROXY protocol header, by `reason` of its ANOMALY row (tcp.proxy_protocol).
 _PROXY_HEADER = (
     "the line of a PROXY protocol header does not end within 107 bytes",
     "a PROXY protocol header has no valid addresses",
@@ -161,11 +160,12 @@ def stream_anomalies(
         kind = Anomaly(code)
         some = anomalies[rows]
         if kind is Anomaly.NOT_DECRYPTED:
-            return pa.array(_NOT_DECRYPTED, pa.string()).take(pa.array(some["a"]))
+            return pa.array(_NOT_DECRYPTED, pa.string()).take(pa.array(some["reason"]))
         if kind is Anomaly.PROXY_HEADER:
-            return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["a"]))
+            return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["reason"]))
         template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
-        return texts(template, len(some), a=some["a"], b=some["b"], n=some["byte_count"])
+        numbers = {name: some[name] for name in ("number", "other")}
+        return texts(template, len(some), n=some["byte_count"], **numbers)
 
     connection, source = anomalies["connection"], anomalies["source"]
     return anomaly_columns(

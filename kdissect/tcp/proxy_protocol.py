@@ -31,7 +31,7 @@ _STREAM, _DATAGRAM = 1, 2
 
 
 class HeaderFault(IntEnum):
-    """Why a header is malformed; `a` of its ANOMALY row."""
+    """Why a header is malformed; `reason` of its ANOMALY row."""
 
     NO_LINE_END = 0
     ADDRESSES = 1

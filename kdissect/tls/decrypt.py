@@ -91,7 +91,7 @@ SEARCH_SHARE = 8  # times its captured bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
 OF_HANDSHAKE = -1  # generation of the handshake's own keys
 
-# Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
+# Why a connection was not decrypted: `reason` of the anomaly `not_decrypted`.
 NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET, ONE_SECRET = range(5)
 
 

@@ -92,7 +92,7 @@ def test_late_second_and_unasked_responses() -> None:
     assert book.exchanges() == [(1, "paired"), (2, "paired")]
     assert kinds(book) == [Anomaly.OUT_OF_ORDER_RESPONSE]
     late = book.run().anomalies[0]
-    assert (late["a"], late["b"]) == (1, 2)
+    assert (late["number"], late["other"]) == (1, 2)
     book = book << response(2)
     assert book.exchanges()[2] == (2, "request_missing")
     assert Anomaly.DUPLICATE_RESPONSE in kinds(book)
@@ -180,7 +180,7 @@ def test_a_size_that_cannot_be() -> None:
     book = Playbook().syn() >> request(1) << response(1) >> b"GET / HTTP/1.1\r\n\r\n"
     assert book.exchanges() == [(1, "paired")]
     assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
-    assert book.run().anomalies["b"][0] == int.from_bytes(b"GET ", "big")
+    assert book.run().anomalies["number"][0] == int.from_bytes(b"GET ", "big")
     book = book >> request(2) >> request(3) << response(2) << response(3)
     assert [number for number, _ in book.exchanges()] == [1, 2, 3]
 

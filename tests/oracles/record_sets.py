@@ -391,9 +391,8 @@ def _has_wrong_crc(section: bytes, magic: int) -> bool:
     for _, pos, end in _messages(section):
         if section[pos + 16] != magic:
             break
-        if int.from_bytes(section[pos + 12 : pos + 16], "big") != zlib.crc32(
-            section[pos + 16 : end]
-        ):
+        stored = int.from_bytes(section[pos + 12 : pos + 16], "big")
+        if stored != zlib.crc32(section[pos + 16 : end]):
             return True
     return False
 

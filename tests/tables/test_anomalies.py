@@ -39,12 +39,13 @@ anomalies = st.lists(
         st.sampled_from([0, 7, -7]),
         st.integers(0, min(map(len, _TEXTS.values())) - 1),
         st.integers(-9, 9),
+        st.integers(-9, 9),
     ),
     max_size=12,
 )
 NAMES = (
     "kind", "direction", "connection", "source", "packet", "pos", "byte_count", "exchange_id",
-    "a", "b",
+    "reason", "number", "other",
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
     kind = Anomaly(int(row["kind"]))
     text = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
     if kind in _TEXTS:
-        text = _TEXTS[kind][int(row["a"])]
+        text = _TEXTS[kind][int(row["reason"])]
     return {
         "kind": kind.name.lower(),
         "severity": severity_of(kind),
@@ -63,7 +64,7 @@ def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
         "direction": DIRECTIONS[row["direction"]],
         "pos": int(row["pos"]) if row["pos"] >= 0 else None,
         "byte_count": int(row["byte_count"]),
-        "detail": text.format(a=int(row["a"]), b=int(row["b"]), n=int(row["byte_count"])),
+        "detail": text.format(number=row["number"], other=row["other"], n=row["byte_count"]),
         "data": data,
     }
 
