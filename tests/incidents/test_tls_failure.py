@@ -12,7 +12,8 @@ def _short(number: int, **values: Any) -> Row:
     times = {"first_time": at(number), "last_time": at(number + 0.05)}
     tls = {"is_kafka": False, "is_tls": True, "protocol": "tls", "client_ids": []}
     row = connection(number, **times, **tls, close_reason="fin", closed_by="broker")
-    return row | {"request_byte_count": 500} | values
+    segments = {"request_segment_count": 3, "response_segment_count": 3}
+    return row | {"request_byte_count": 500} | segments | values
 
 
 def test_tls_on_a_plaintext_port() -> None:
