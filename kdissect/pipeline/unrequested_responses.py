@@ -3,8 +3,8 @@
 A response contains neither. Candidates are all definitions that decode it to its last byte, with
 error codes that Kafka has and a plausible throttle time. Candidates that the same connection
 requested elsewhere are preferred. If more than one API remains, nothing is inferred. If several
-versions of one API remain, the newest is taken, on a connection without requests the one of another
-response; `confidence` is one divided by their number.
+versions of one API remain, the newest is taken. `confidence` is one divided by the number of these
+versions and of all candidates of other APIs.
 """
 
 from __future__ import annotations
@@ -61,39 +61,38 @@ def infer(assembly: Assembly, sources: Sources) -> None:
     used |= set(zip(inferred["api_key"].tolist(), inferred["api_version"].tolist(), strict=True))
     rest = np.setdiff1d(rows, first)
     if len(rest) and used:
-        _decide(exchanges, rest, _candidates(assembly, sources, rest, used), requested)
+        candidates = _candidates(assembly, sources, rest, used)
+        _decide(exchanges, rest, candidates, requested, untried_count=1)
 
 
 def _decide(
-    exchanges: Rows, rows: Indices, candidates: list[set[Pair]], requested: dict[int, set[Pair]]
+    exchanges: Rows,
+    rows: Indices,
+    candidates: list[set[Pair]],
+    requested: dict[int, set[Pair]],
+    untried_count: int = 0,
 ) -> None:
-    """Set API and version of each response whose possible pairs all belong to one API.
+    """Set API, version and confidence of each response whose API is clear.
 
-    The pairs of the connection's captured requests choose. Without any, a version that another
-    response of the connection was given chooses among versions of one API; the second turn is for
-    responses before that one.
+    untried_count: of pairs that were not tried and may fit as well.
     """
-    inferred: dict[int, set[Pair]] = defaultdict(set)
-    for turn in range(2):
-        for row, pairs in zip(rows.tolist(), candidates, strict=True):
-            if not pairs or exchanges["api_key"][row] != NO_API:
-                continue
-            connection = int(exchanges["connection"][row])
-            is_one_api = len({key for key, _ in pairs}) == 1
-            # another response helps choose a version, not an API
-            here = inferred[connection] if is_one_api else set()
-            fitting = pairs & requested.get(connection, here)
-            long_enough = exchanges["response"]["size"][row] >= _SIZE_MIN
-            chosen = fitting if fitting else pairs if long_enough and turn == 0 else set()
-            if len({key for key, _ in chosen}) != 1:
-                continue
+    for row, pairs in zip(rows.tolist(), candidates, strict=True):
+        connection, size = exchanges["connection"][row], exchanges["response"]["size"][row]
+        chosen = _of_one_api(pairs, requested.get(int(connection), set()), int(size))
+        if chosen:
             key, version = max(chosen)
             exchanges["api_key"][row], exchanges["api_version"][row] = key, version
-            alike = (
-                chosen if connection in requested else {pair for pair in pairs if pair[0] == key}
-            )
-            exchanges["confidence"][row] = 1 / len(alike)
-            inferred[connection].add((key, version))
+            others = sum(other != key for other, _ in pairs) + untried_count
+            exchanges["confidence"][row] = 1 / (len(chosen) + others)
+
+
+def _of_one_api(pairs: set[Pair], requested: set[Pair], size: int) -> set[Pair]:
+    """The pairs of the only API that a response can have; empty if there are more, or none.
+
+    The pairs that its connection requested decide. Without any, a short response decides nothing.
+    """
+    chosen = pairs & requested or (pairs if size >= _SIZE_MIN else set())
+    return chosen if len({key for key, _ in chosen}) == 1 else set()
 
 
 def _candidates(

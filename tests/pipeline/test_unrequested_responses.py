@@ -5,6 +5,7 @@ from pathlib import Path
 
 import kdissect
 from tests.builders.captures import read_packets, write_packets
+from tests.builders.messages import exchange, write_capture
 from tests.cases import cases
 from tests.conftest import CAPTURES
 
@@ -40,3 +41,17 @@ def test_responses_alone(name: str, tmp_path: Path) -> None:
     print(name, dict(counts))
     assert counts["right"]
     assert counts.total() > 0.95 * len(truth)
+
+
+def test_a_response_that_other_apis_also_fit_is_not_sure(tmp_path: Path) -> None:
+    """EndTxn and AddOffsetsToTxn answer with the same bytes. Requests of one are no proof."""
+    end_txn, add_offsets_to_txn = 26, 25
+    messages = [exchange(1, end_txn, 3, {}, {}), exchange(2, add_offsets_to_txn, 3, {}, {})]
+    path = write_capture(tmp_path / "lost.pcap", messages, lost=[(1, 0)])
+    (alone,) = [
+        row
+        for row in kdissect.read(path).exchanges.to_arrow().to_pylist()
+        if row["status"] == "request_missing"
+    ]
+    assert alone["version_source"] == "inferred"
+    assert alone["version_confidence"] < 0.5
