@@ -1,8 +1,9 @@
 """The compiled loops of record decoding.
 
-There are two steps, each over many batches per call. `scan_batches` walks over record sets from
-batch header to batch header. `parse_records` turns the records of batches into rows of places,
-whose bytes `strings.gathered` copies.
+There are three steps, each over many batches per call. `scan_batches` walks over record sets from
+batch header to batch header. `small_crcs` checks batches for which calls of a library take longer.
+`parse_records` turns the records of batches into rows of places, whose bytes `strings.gathered`
+copies.
 
 Records lie in the input or in a buffer of decompressed bytes, so rows refer to bytes by address. No
 kernel allocates. `parse_records` stops between two records if its rows are full, and continues at
@@ -71,6 +72,7 @@ BATCH_HEADER_SIZE = 61  # magic 2, up to the records
 MESSAGE_HEADER_SIZE_V0 = 18  # magic 0, up to the key's length
 MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
+SMALL_BATCH = 512  # bytes; a library takes longer for each batch up to here
 
 # The position of `parse_records` between two calls, and the results of the last one.
 PARSE_POSITION = np.dtype(
@@ -293,6 +295,33 @@ def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> No
     if 0 <= value_size <= end - place:
         batch["section_start"] = place
         batch["section_size"] = value_size
+
+
+# CRC-32C (RFC 3720, 12.1) of each byte before 0 to 7 zeros.
+_CRC_TABLES = np.tile(np.arange(256), (8, 1))
+for _number, _table in enumerate(_CRC_TABLES):
+    for _ in range(8 * _number + 8):
+        _table[:] = (_table >> 1) ^ (0x82F63B78 * (_table & 1))
+
+
+@jit.kernel
+def small_crcs(buf: Bytes, batches: Rows) -> None:
+    """Compute the CRC-32C of whole batches of magic 2 that have up to SMALL_BATCH bytes."""
+    for row in range(len(batches)):
+        batch = batches[row]
+        if batch["state"] != WHOLE or batch["magic"] != 2 or batch["size"] > SMALL_BATCH:
+            continue
+        crc, pos, end = 0xFFFFFFFF, batch["crc_start"], batch["pos"] + batch["size"]
+        while pos + 8 <= end:
+            left, crc = crc, 0
+            for place in range(8):
+                byte = (left ^ jit.read_u8(buf, pos + place)) & 0xFF
+                crc ^= _CRC_TABLES[7 - place, byte]
+                left >>= 8
+            pos += 8
+        for place in range(pos, end):
+            crc = (crc >> 8) ^ _CRC_TABLES[0, (crc ^ jit.read_u8(buf, place)) & 0xFF]
+        batch["computed_crc"] = crc ^ 0xFFFFFFFF
 
 
 # A varint reader returns (value, address after it), or a negated status in place of the address.
