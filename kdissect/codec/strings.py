@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
+
 import numpy as np
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Indices, Ints, Positions, address_of, read_only
-from kdissect.jit import copy_bytes, int64, kernel
-
-_BASE64 = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8
-)
-_UUID_SIZE, _UUID_TEXT_SIZE, _UUID_ROOM = 16, 22, 24
+from kdissect.arrays import Bools, Bytes, Indices, Ints, Positions, address_of
+from kdissect.jit import copy_bytes, kernel
 
 
 def gathered(address: Ints, length: Ints) -> pa.BinaryArray:
@@ -76,22 +73,8 @@ def _is_utf8(value: bytes) -> bool:
 
 def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.StringArray:
     """Kafka's text of the uuids at n places (-1: the zero uuid): 22 characters of base64."""
-    texts = np.empty(len(start) * _UUID_ROOM, np.uint8)
-    _encode(read_only(buf), np.where(is_valid, start, -1), texts)
-    address = address_of(texts) + _UUID_ROOM * np.arange(len(start))
-    return gathered(address, np.where(is_valid, _UUID_TEXT_SIZE, -1)).view(pa.string())
-
-
-@kernel
-def _encode(buf: Bytes, start: Positions, texts: Bytes) -> None:
-    """Write the text of each uuid, with room for _UUID_ROOM characters."""
-    for row in range(len(start)):
-        for group in range(_UUID_ROOM // 4):
-            # base64 writes each three bytes as four characters of six bits
-            bits = int64(0)
-            for at in range(3 * group, 3 * group + 3):
-                is_inside = start[row] >= 0 and at < _UUID_SIZE
-                bits = bits << 8 | (int64(buf[start[row] + at]) if is_inside else 0)
-            for at in range(4):
-                sextet = (bits >> (18 - 6 * at)) & 63
-                texts[row * _UUID_ROOM + 4 * group + at] = _BASE64[sextet]
+    size = np.where(start >= 0, 16, 0)
+    raw = gathered(address_of(buf) + start, np.where(is_valid, size, -1)).dictionary_encode()
+    different = [data or bytes(16) for data in raw.dictionary.to_pylist()]
+    texts = [urlsafe_b64encode(data)[:22].decode() for data in different]
+    return pa.array(texts, pa.string()).take(raw.indices)
