@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kdissect.codec.embedded_structs import DecodedStructs, Places, decode_structs
+from kdissect.codec.arrow_columns import arrow_type
+from kdissect.codec.embedded_structs import DecodedStructs, Places, decode_structs, definition_plan
 from kdissect.codec.nested_columns import with_fields
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition
@@ -157,6 +158,9 @@ def _read(
     and faults are reported. Other values must be consumed completely.
     """
     version, has_version = places.int16() if prefix else places.int32()
+    if not wanted.any():
+        body = pa.nulls(len(wanted), arrow_type(definition_plan(definition).body))
+        return _Read(wanted, body, version, [])
     start = places.without(np.where(has_version, prefix, 0))
     chosen = Places(start.buf, start.start, np.where(wanted, start.length, -1))
     structs = decode_structs(definition, chosen, version, has_version, reads_newer)
