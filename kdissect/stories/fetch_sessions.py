@@ -14,6 +14,8 @@ from kdissect.stories.fetch_messages import Ask
 from kdissect.tables.schemas import FETCH_SESSIONS, Row, table_of_rows
 
 KNOWN, _UNKNOWN = "known", "unknown"
+_PLACE = ("broker", "session_id", "topic", "partition")
+_CHANGE = ("order", "epoch", "time_ns", "exchange_id", "client_id")
 
 
 @dataclass(slots=True)
@@ -36,9 +38,10 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
     """`fetch_sessions` from FETCH_STEPS in order of time."""
     rows: list[Row] = []
     sessions: dict[tuple[str, int], _OpenSession] = {}
-    for event in events.to_pylist():
-        key = event["broker"], event["session_id"]
-        ask, epoch, time_ns = event["order"], event["epoch"], event["time_ns"]
+    columns = (events[name].to_pylist() for name in (*_PLACE, *_CHANGE))
+    for broker, session_id, topic, partition, *change in zip(*columns, strict=True):
+        key, place = (broker, session_id), (topic, partition)
+        ask, epoch, time_ns, exchange_id, client_id = change
         session = sessions.get(key)
         if ask == Ask.START or session is None:
             if session is not None:
@@ -48,34 +51,30 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
         if ask == Ask.CLOSE:
             sessions.pop(key).end()
             continue
-        place = event["topic"], event["partition"]
         if ask == Ask.FORGET:
             row = session.stays.pop(place, None)
             if row is not None:
                 row["last_epoch"], row["last_time"] = epoch - 1, time_ns
-                row["end_exchange_id"] = event["exchange_id"]
+                row["end_exchange_id"] = exchange_id
         if epoch >= session.last_epoch:
             session.last_epoch, session.last_ns = epoch, time_ns
         if ask == Ask.ADD and place not in session.stays:
-            session.stays[place] = _row(event, session.state)
-            rows.append(session.stays[place])
+            ip, _, port = broker.rpartition(" ")
+            row = {
+                "broker_ip": ip,
+                "broker_port": int(port),
+                "session_id": session_id,
+                "client_id": client_id,
+                "state": session.state,
+                "topic": topic,
+                "partition": partition,
+                "first_epoch": epoch,
+                "first_time": time_ns,
+                "exchange_id": exchange_id,
+                "end_exchange_id": None,
+            }
+            session.stays[place] = row
+            rows.append(row)
     for session in sessions.values():
         session.end()
     return table_of_rows(FETCH_SESSIONS, rows)
-
-
-def _row(event: Row, state: str) -> Row:
-    ip, _, port = event["broker"].rpartition(" ")
-    return {
-        "broker_ip": ip,
-        "broker_port": int(port),
-        "session_id": event["session_id"],
-        "client_id": event["client_id"],
-        "state": state,
-        "topic": event["topic"],
-        "partition": event["partition"],
-        "first_epoch": event["epoch"],
-        "first_time": event["time_ns"],
-        "exchange_id": event["exchange_id"],
-        "end_exchange_id": None,
-    }
