@@ -53,7 +53,7 @@ class MemorySink:
 
     def __call__(self, name: str, table: pa.Table) -> None:
         name = TABLE_OF.get(name, name)
-        rows = owned(plain(table, self.fixed.get(name, table.schema)))
+        rows = plain(owned(table), self.fixed.get(name, table.schema))
         self.parts.setdefault(name, []).append(rows)
 
     def tables(self) -> dict[str, pa.Table]:
