@@ -45,8 +45,6 @@ def read_only(array: Array) -> Array:
 
 def take(array: Rows, rows: Array) -> Rows:
     """Return array[rows] for an array of indices; a copy."""
-    if len(rows) and 0 <= rows[0] <= rows[-1] < len(array) and (rows[1:] == rows[:-1] + 1).all():
-        return copied(array[rows[0] : rows[-1] + 1])
     taken: Rows = np.take(_raw(array), rows).view(array.dtype)
     return taken
 
@@ -70,16 +68,6 @@ def renumbered(numbers: Array, count: int) -> tuple[Indices, Indices]:
     is_used = np.zeros(count, np.bool_)
     is_used[numbers] = True
     return np.flatnonzero(is_used), np.cumsum(is_used)[numbers] - 1
-
-
-def distinct(values: Array) -> tuple[Indices, Indices]:
-    """Return np.unique(values, return_inverse=True), faster for integers that are close
-    together."""
-    if not len(values):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    low = int(values.min())
-    used, index = renumbered(values.astype(np.int64) - low, int(values.max()) - low + 1)
-    return used + low, index
 
 
 def by_value(values: Array) -> dict[int, Indices]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.arrays import by_value, distinct, in_order_of_time, renumbered, take
+from kdissect.arrays import by_value, in_order_of_time, renumbered, take
 
 
 @given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))
@@ -15,16 +15,6 @@ def test_renumbered_is_unique(numbers: list[int], count: int) -> None:
     used, index = renumbered(array, count)
     expected, inverse = np.unique(array, return_inverse=True)
     assert used.tolist() == expected.tolist()
-    assert index.tolist() == inverse.tolist()
-
-
-@given(st.lists(st.integers(-(2**15), 2**15 - 1)))
-def test_distinct_is_unique(values: list[int]) -> None:
-    """Whether they are near each other or not."""
-    array = np.array(values, np.int16)
-    expected, inverse = np.unique(array, return_inverse=True)
-    found, index = distinct(array)
-    assert found.tolist() == expected.tolist()
     assert index.tolist() == inverse.tolist()
 
 
@@ -48,9 +38,9 @@ def test_by_value_gives_positions_in_order(values: list[int]) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("rows", [[], [0], [2, 3, 4], [4, 3, 2], [1, 1, 2], [-1, 0, 1], [-3, -2]])
+@pytest.mark.parametrize("rows", [[], [2, 3, 4], [1, 1, 0], [-1, 0, 1]])
 def test_rows_are_taken_as_numpy_takes_them(rows: list[int]) -> None:
-    """Rows in order are one range; negative numbers are not."""
+    """Rows are copied; negative numbers count from the end."""
     array = np.arange(6, dtype=np.int64).view([("low", "<i4"), ("high", "<i4")])
     index = np.array(rows, np.int64)
     taken = take(array, index)

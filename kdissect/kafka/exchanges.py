@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Ids, Indices, Row, Rows, distinct
+from kdissect.arrays import Bools, Ids, Indices, Row, Rows
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_tables, framing, response_bodies
@@ -47,7 +47,8 @@ class Frames(NamedTuple):
         written, faults = Written(FRAME, scratch), Written(ANOMALY, scratch)
         start = np.zeros(connection_count + 1, np.int64)
         framed_bytes = np.zeros(connection_count, np.int64)
-        decoder = response_bodies.new_decoder(distinct(pending["api_key"])[0].tolist())
+        api_keys = np.flatnonzero(np.bincount(pending["api_key"] + 1)) - 1
+        decoder = response_bodies.new_decoder(api_keys.tolist())
         room = frame_tables.EXTENTS_AT_ONCE
         tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
         while walk["connection"] < connection_count:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Ints, Rows, distinct
+from kdissect.arrays import Bools, Ints, Rows
 from kdissect.codec import record_kernel as rk
 from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
@@ -155,18 +155,20 @@ def _confidence(version_source: npt.NDArray[np.int8], inferred: Ints) -> Ints:
 
 
 def _error_names(codes: Ints, valid: Bools) -> pa.Array:
-    different, code_of = distinct(codes)
-    return labels(code_of, [error_name(int(code)) for code in different], valid)
+    coded = pa.array(codes).dictionary_encode()
+    names = [error_name(code) for code in coded.dictionary.to_pylist()]
+    return labels(coded.indices.to_numpy(), names, valid)
 
 
 def _api_names(exchanges: Rows, is_message: Bools) -> pa.Array:
     """Name by api key; SaslToken for tokens without headers, null for an unknown key or none."""
     keys = np.where(is_message, exchanges["api_key"].astype(np.int64), _TOKEN_KEY)
-    api_keys, codes = distinct(keys)
+    coded = pa.array(keys).dictionary_encode()
+    codes = coded.indices.to_numpy()
     known = catalog.apis()
     names = [
         SASL_TOKEN if key == _TOKEN_KEY else known[key].name if key in known else ""
-        for key in api_keys.tolist()
+        for key in coded.dictionary.to_pylist()
     ]
     valid = np.array([name != "" for name in names], bool)
     return labels(codes, names, valid[codes])
