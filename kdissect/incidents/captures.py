@@ -74,8 +74,9 @@ _GAPS = "anomalies WHERE kind = 'gap' AND byte_count > 0"
 def capture_loss(evidence: Evidence) -> Iterator[Incident]:
     """Yield the captures that lack bytes of Kafka connections between captured ones.
 
-    It begins when the first gap was over at the latest. It ends in the middle of the bounds of the
-    last gap. Gaps that may be from one moment begin and end with the bounds that they share.
+    The incident starts at the latest possible end of the first gap. It ends in the middle of the
+    bounds of the last gap. Gaps that may be from one moment begin and end with the bounds that they
+    share.
     """
     rows = evidence.rows(
         f"""

@@ -1,10 +1,10 @@
 """Brokers and addresses that clients could not connect to.
 
-The table `outages` has the attempts to connect to an address that failed, without any that worked.
-A row has `first_failed` and `last_failed`, `back` (the next attempt that worked, or null), `era`
-(how many had worked before), and the counts `attempts`, `syns` and `refusals`. `start` is when the
-broker closed its connections, or an earlier request that it ignored; `stop` is `back`, or the last
-attempt.
+A row of the table `outages` is a run of failed attempts to connect to one address, with no
+successful one between them. It has `first_failed` and `last_failed`, `back` (the next attempt that
+worked, or null), `era` (how many had worked before), and the counts `attempts`, `syns` and
+`refusals`. `start` is when the broker closed its connections, or an earlier request that it
+ignored; `stop` is `back`, or the last attempt.
 
 What clients lost: `requests` had no response; `lost` of them were of APIs that a broker answers at
 once. `is_served`: other brokers answered its clients meanwhile. `is_announced`: the broker had

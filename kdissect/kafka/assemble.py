@@ -286,7 +286,7 @@ def _pairs(
     pairing.pair(requests, responses, closed, loss, buckets)
     room = len(requests.table) + len(responses.table)
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
-    count = pairing.in_order(requests, responses, request, response)
+    count = pairing.number_exchanges(requests, responses, request, response)
     return Pairs(requests.table, responses.table, request[:count], response[:count])
 
 

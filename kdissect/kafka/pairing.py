@@ -253,7 +253,7 @@ def pair(
 
 
 @kernel
-def in_order(
+def number_exchanges(
     asking: Frames, answering: Frames, exchange_request: Indices, exchange_response: Indices
 ) -> int:
     """Exchanges by connection and first byte: fills their request and response rows; the count.

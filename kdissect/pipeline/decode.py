@@ -24,7 +24,7 @@ from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
 from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, TABLE_OF, Row, RowKind, Sink
-from kdissect.stories.events import Collector, in_order, unpack
+from kdissect.stories.events import Collector, sorted_events, unpack
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.fetch_sessions import fetch_sessions_table
 from kdissect.stories.group_messages import group_events
@@ -124,7 +124,7 @@ def analyse(rows: Iterable[Row], sink: Sink) -> Iterator[Row]:
     """Write the tables built from all events of one key."""
     began = time.perf_counter()
     events = unpack([row.data for row in rows])
-    of_kind = {name: in_order(table) for name, table in events.items()}
+    of_kind = {name: sorted_events(table) for name, table in events.items()}
     for name, kind, rows_of in _TABLES:
         if of_kind[kind].num_rows:
             sink(name, rows_of(of_kind[kind]))

@@ -29,7 +29,7 @@ NO_TIME = -(2**63)  # end_ns of an exchange without response
 NOT_ANSWERED = -(2**15)  # stands for the error code of an exchange without response
 
 
-class ProducerStep(IntEnum):
+class EventKind(IntEnum):
     """The kind of a producer event."""
 
     INIT = 0  # InitProducerId assigned id and epoch; flag: the request had that same id
@@ -52,7 +52,7 @@ _PLACE = [
 ]
 
 # error_code is null without a response. `data`: JSON of facts for that event's rows only.
-GROUP_STEPS = pa.schema(
+GROUP_EVENT = pa.schema(
     [
         ("group_id", pa.string()),
         ("api_key", pa.int16()),
@@ -67,11 +67,11 @@ GROUP_STEPS = pa.schema(
 
 # base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only.
 # data: of OFFSETS only, JSON of [group, topic, partition, offset] for each that was not refused.
-PRODUCER_STEPS = pa.schema(
+PRODUCER_EVENT = pa.schema(
     [
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
-        ("step", pa.int8()),
+        ("step", pa.int8()),  # an EventKind
         *_PLACE,
         ("transactional_id", pa.string()),
         ("topic", pa.string()),
@@ -90,7 +90,7 @@ PRODUCER_STEPS = pa.schema(
 )
 
 # broker: address and port, separated by a space. `order` is an `Ask`.
-FETCH_STEPS = pa.schema(
+FETCH_EVENT = pa.schema(
     [
         ("broker", pa.string()),
         ("session_id", pa.int32()),
@@ -102,7 +102,7 @@ FETCH_STEPS = pa.schema(
     ]
 )
 
-SCHEMAS = {"groups": GROUP_STEPS, "producers": PRODUCER_STEPS, "fetches": FETCH_STEPS}
+SCHEMAS = {"groups": GROUP_EVENT, "producers": PRODUCER_EVENT, "fetches": FETCH_EVENT}
 _KEY = {"groups": "group_id", "producers": "producer_id", "fetches": "session_id"}
 
 
@@ -114,7 +114,7 @@ class Packed(NamedTuple):
     data: bytes
 
 
-def story(name: str, **columns: pa.Array) -> pa.Table:
+def event_table(name: str, **columns: pa.Array) -> pa.Table:
     """A table of events; columns that are not given are null."""
     schema = SCHEMAS[name]
     count = len(next(iter(columns.values())))
@@ -218,7 +218,7 @@ def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
     }
 
 
-def in_order(events: pa.Table) -> pa.Table:
+def sorted_events(events: pa.Table) -> pa.Table:
     """Events by time; those of one segment in stream order."""
     keys = ("time_ns", "connection_id", "pos", "order")
     return events.take(pc.sort_indices(events, [(key, "ascending") for key in keys]))

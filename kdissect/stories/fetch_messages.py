@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import Ints
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE
-from kdissect.stories.events import begins, flattened, place, story
+from kdissect.stories.events import begins, event_table, flattened, place
 from kdissect.stories.sequences import codes
 from kdissect.tables.message_chunk import MessageChunk
 
@@ -31,7 +31,7 @@ class Ask(IntEnum):
 
 
 def fetch_events(messages: MessageChunk) -> Iterator[pa.Table]:
-    """FETCH_STEPS of a chunk; repeated requests for a partition make one event."""
+    """FETCH_EVENT of a chunk; repeated requests for a partition make one event."""
     rows, request = messages.requests(ApiKey.FETCH)
     if request is None:
         return
@@ -83,7 +83,7 @@ def fetch_events(messages: MessageChunk) -> Iterator[pa.Table]:
 def _events(
     messages: MessageChunk, rows: Ints, ask: Ask, session: Ints, epoch: Ints, **more: pa.Array
 ) -> pa.Table:
-    return story(
+    return event_table(
         "fetches",
         **place(messages, rows, np.full(len(rows), int(ask), np.int64)),
         broker=messages.broker.take(pa.array(rows)),

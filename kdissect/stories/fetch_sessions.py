@@ -35,7 +35,7 @@ class _OpenSession:
 
 
 def fetch_sessions_table(events: pa.Table) -> pa.Table:
-    """`fetch_sessions` from FETCH_STEPS in order of time."""
+    """`fetch_sessions` from FETCH_EVENT in order of time."""
     rows: list[Row] = []
     sessions: dict[tuple[str, int], _OpenSession] = {}
     columns = (events[name].to_pylist() for name in (*_PLACE, *_CHANGE))

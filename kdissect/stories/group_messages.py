@@ -21,7 +21,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import place, story
+from kdissect.stories.events import event_table, place
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.schemas import Row
 from kdissect.tables.topics import TopicNames
@@ -46,7 +46,7 @@ GroupFacts = tuple[str | None, int | None, Body]  # member id, generation, other
 
 
 def group_events(messages: MessageChunk) -> Iterator[pa.Table]:
-    """GROUP_STEPS of a chunk."""
+    """GROUP_EVENT of a chunk."""
     for api_key in GROUP_APIS:
         rows = _notable(messages, api_key)
         if len(rows):
@@ -88,7 +88,7 @@ def _read(messages: MessageChunk, api_key: int, rows: Ints) -> pa.Table:
     errors: pa.Array = messages.errors(api_key, chosen)
     # a single member's error in a batch of leaves
     own = [one[2].pop("error_code", None) for one in facts]
-    return story(
+    return event_table(
         "groups",
         **place(messages, chosen, np.array(order, np.int64)),
         group_id=pa.array([requests[at]["group_id"] for at in picked], pa.string()),

@@ -102,7 +102,7 @@ class _Generation:
 
 
 def group_events_table(events: pa.Table) -> pa.Table:
-    """`group_events` from GROUP_STEPS in order of time."""
+    """`group_events` from GROUP_EVENT in order of time."""
     columns: list[Iterable[Any]] = [events[column.name].to_pylist() for column in fields(_Event)]
     columns[-1] = map(json.loads, columns[-1])
     read = [_Event(*values) for values in zip(*columns, strict=True)]

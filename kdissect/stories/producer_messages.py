@@ -16,21 +16,21 @@ from kdissect.arrays import Ints, Rows
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import PRODUCER_STEPS, ProducerStep, flattened, place, story
+from kdissect.stories.events import PRODUCER_EVENT, EventKind, event_table, flattened, place
 from kdissect.tables.message_chunk import MessageChunk
 from kdissect.tables.message_marks import first_match
 from kdissect.tables.records import FROM_PRODUCE
 from kdissect.tables.schemas import Row
 
 _ONE_ROW = {
-    ApiKey.ADD_OFFSETS_TO_TXN: ProducerStep.ADD_OFFSETS,
-    ApiKey.TXN_OFFSET_COMMIT: ProducerStep.OFFSETS,
-    ApiKey.END_TXN: ProducerStep.END,
+    ApiKey.ADD_OFFSETS_TO_TXN: EventKind.ADD_OFFSETS,
+    ApiKey.TXN_OFFSET_COMMIT: EventKind.OFFSETS,
+    ApiKey.END_TXN: EventKind.END,
 }
 
 
 def producer_events(messages: MessageChunk) -> Iterator[pa.Table]:
-    """PRODUCER_STEPS of all APIs except Produce."""
+    """PRODUCER_EVENT of all APIs except Produce."""
     yield from _init(messages)
     for api_key, step in _ONE_ROW.items():
         yield from _one_row(messages, api_key, step)
@@ -41,7 +41,7 @@ def producer_events(messages: MessageChunk) -> Iterator[pa.Table]:
 def produce_events(
     messages: MessageChunk, sets: Rows, source: Ints, raw: pa.Table, shown: pa.Table
 ) -> Iterator[pa.Table]:
-    """PRODUCER_STEPS of the produced batches with a producer id.
+    """PRODUCER_EVENT of the produced batches with a producer id.
 
     sets: PARTITION_MARK rows of the record sets. source: index into `records.SOURCES` of each. raw:
     rows of BATCHES. shown: their rows of `record_batches`.
@@ -61,11 +61,11 @@ def produce_events(
     request = messages.exchanges["request"][rows]
     in_frame = raw["pos"].to_numpy()[chosen] - messages.frames.start[rows, REQUEST]
     names = ("producer_id", "producer_epoch", "base_sequence", "record_count", "size")
-    yield story(
+    yield event_table(
         "producers",
         **place(messages, rows, some["batch_index"].to_numpy()),
         **{name: some[name].fill_null(-1) for name in names},
-        step=_constant(ProducerStep.PRODUCE, len(rows)),
+        step=_constant(EventKind.PRODUCE, len(rows)),
         transactional_id=body.field("transactional_id").take(
             pa.array(np.searchsorted(requests, rows))
         ),
@@ -80,7 +80,7 @@ def produce_events(
     )
 
 
-def _constant(step: ProducerStep, count: int) -> pa.Array:
+def _constant(step: EventKind, count: int) -> pa.Array:
     return pa.array(np.full(count, int(step), np.int8))
 
 
@@ -95,27 +95,27 @@ def _init(messages: MessageChunk) -> Iterator[pa.Table]:
     if not len(rows):
         return
     own = pc.fill_null(pc.equal(request.field("producer_id"), response.field("producer_id")), False)
-    yield story(
+    yield event_table(
         "producers",
         **place(messages, rows),
         producer_id=response.field("producer_id"),
         producer_epoch=response.field("producer_epoch"),
-        step=_constant(ProducerStep.INIT, len(rows)),
+        step=_constant(EventKind.INIT, len(rows)),
         transactional_id=request.field("transactional_id"),
         error_code=messages.errors(ApiKey.INIT_PRODUCER_ID, rows),
         flag=own,
     )
 
 
-def _one_row(messages: MessageChunk, api_key: int, step: ProducerStep) -> Iterator[pa.Table]:
+def _one_row(messages: MessageChunk, api_key: int, step: EventKind) -> Iterator[pa.Table]:
     rows, body = messages.requests(api_key)
     if body is None:
         return
-    flag = body.field("committed") if step is ProducerStep.END else pa.nulls(len(rows), pa.bool_())
+    flag = body.field("committed") if step is EventKind.END else pa.nulls(len(rows), pa.bool_())
     data = pa.nulls(len(rows), pa.string())
-    if step is ProducerStep.OFFSETS:
+    if step is EventKind.OFFSETS:
         data = _offsets(body.to_pylist(), messages.values(api_key, RESPONSE, rows))
-    yield story(
+    yield event_table(
         "producers",
         **place(messages, rows),
         producer_id=body.field("producer_id"),
@@ -169,12 +169,12 @@ def _add_partitions(messages: MessageChunk) -> Iterator[pa.Table]:
             order.append(number)
             added.append(event)
     if added:
-        kinds = {column.name: column.type for column in PRODUCER_STEPS}
+        kinds = {column.name: column.type for column in PRODUCER_EVENT}
         columns = {
             name: pa.array([event[name] for event in added], kinds[name]) for name in added[0]
         }
         where = place(messages, rows[np.array(picked, np.int64)], np.array(order, np.int64))
-        yield story("producers", **where, **columns)
+        yield event_table("producers", **where, **columns)
 
 
 def _added(request: Row) -> Iterator[Row]:
@@ -191,7 +191,7 @@ def _added(request: Row) -> Iterator[Row]:
                 yield {
                     "producer_id": transaction["producer_id"],
                     "producer_epoch": transaction["producer_epoch"],
-                    "step": int(ProducerStep.VERIFY if is_asked else ProducerStep.ADD),
+                    "step": int(EventKind.VERIFY if is_asked else EventKind.ADD),
                     "transactional_id": transaction["transactional_id"],
                     "topic": topic["name"],
                     "partition": partition,
@@ -225,12 +225,12 @@ def _markers(messages: MessageChunk) -> Iterator[pa.Table]:
     if not len(partitions):
         return
     via = pa.array(in_marker[in_topic])
-    yield story(
+    yield event_table(
         "producers",
         **place(messages, rows[row[in_marker[in_topic]]], np.arange(len(partitions))),
         producer_id=markers.field("producer_id").take(via),
         producer_epoch=markers.field("producer_epoch").take(via),
-        step=_constant(ProducerStep.MARKER, len(partitions)),
+        step=_constant(EventKind.MARKER, len(partitions)),
         topic=topics.field("name").take(pa.array(in_topic)),
         partition=partitions,
         error_code=messages.errors(ApiKey.WRITE_TXN_MARKERS, rows[row[in_marker[in_topic]]]),

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import Anomaly
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NOT_ANSWERED, ProducerStep, begins
+from kdissect.stories.events import NOT_ANSWERED, EventKind, begins
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
 
@@ -28,10 +28,10 @@ WRAP = 1 << 31
 
 
 def sequence_anomalies(events: pa.Table) -> pa.Table:
-    """Rows of `anomalies` from PRODUCER_STEPS in order of time."""
+    """Rows of `anomalies` from PRODUCER_EVENT in order of time."""
     step = events["step"].to_numpy()
     rows = np.flatnonzero(
-        (step == ProducerStep.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
+        (step == EventKind.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
     )
     if not len(rows):
         return ANOMALIES.empty_table()
@@ -61,7 +61,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
     begins new groups.
     """
     producer = codes(events["producer_id"], events["producer_epoch"])
-    given = step == ProducerStep.INIT
+    given = step == EventKind.INIT
     order = np.argsort(producer, kind="stable")
     assignments = np.cumsum(given[order])
     first = np.searchsorted(producer[order], producer[order])

@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bools, Ints
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NO_TIME, NOT_ANSWERED, ProducerStep, begins
+from kdissect.stories.events import NO_TIME, NOT_ANSWERED, EventKind, begins
 from kdissect.tables.arrow_arrays import lists
 from kdissect.tables.schemas import TRANSACTIONS, table_of
 
 FENCING = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
 _NEVER = 2**63 - 1
-_BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, ProducerStep.PRODUCE)
+_BEGINS = (EventKind.ADD, EventKind.ADD_OFFSETS, EventKind.OFFSETS, EventKind.PRODUCE)
 
 
 class _Events:
@@ -60,17 +60,17 @@ class _Events:
         self.topic_code = self.topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         self.name_code = self.name.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
-    def of(self, *steps: ProducerStep) -> Bools:
+    def of(self, *steps: EventKind) -> Bools:
         return np.isin(self.step, [int(step) for step in steps])
 
 
 def transactions_table(events: pa.Table) -> pa.Table:
-    """`transactions` from PRODUCER_STEPS in order of time."""
+    """`transactions` from PRODUCER_EVENT in order of time."""
     step = events["step"].to_numpy()
-    transactional = (step != ProducerStep.PRODUCE) | events["flag"].fill_null(False).to_numpy()
+    transactional = (step != EventKind.PRODUCE) | events["flag"].fill_null(False).to_numpy()
     transactional_events = _Events(events.filter(pa.array(transactional)))
     rows = np.flatnonzero(
-        ~transactional_events.of(ProducerStep.MARKER) & (transactional_events.name_code >= 0)
+        ~transactional_events.of(EventKind.MARKER) & (transactional_events.name_code >= 0)
     )
     if not len(rows):
         return TRANSACTIONS.empty_table()
@@ -91,7 +91,7 @@ class _Pieces:
         self.rows = rows[order]
         new = begins(*(key[order] for key in keys))
         # a broker assigned the same id and epoch again, so it is another cluster's producer
-        given_again = events.step[self.rows] == ProducerStep.INIT
+        given_again = events.step[self.rows] == EventKind.INIT
         self.start = np.flatnonzero(new | given_again | self._after_end())
         self.end = np.append(self.start[1:], len(self.rows))
 
@@ -99,7 +99,7 @@ class _Pieces:
         """bool: the previous event is an EndTxn that ended a transaction, and this one is no
         retry of it."""
         events, rows = self.events, self.rows
-        is_end = events.step[rows] == ProducerStep.END
+        is_end = events.step[rows] == EventKind.END
         done = is_end & np.isin(events.error[rows], (0, NOT_ANSWERED))
         cut = np.zeros(len(rows), bool)
         retry = is_end[1:] & (events.error[rows][:-1] == NOT_ANSWERED)
@@ -116,7 +116,7 @@ class _Pieces:
         step, error = events.step[rows], events.error[rows]
         agreed = np.isin(error, (0, NOT_ANSWERED))
         begins = np.isin(step, [int(begin) for begin in _BEGINS])
-        ends = step == ProducerStep.END
+        ends = step == EventKind.END
         self.begin = self._edge(begins)
         self.done = self._edge(ends & (error == 0), last=True)
         self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
@@ -127,11 +127,9 @@ class _Pieces:
         pairs = self._markers(begins & (error == 0), kept)
         self.marker = np.full(count, -1, np.int64)
         self.marker[pairs[0]] = pairs[1]  # in order of time, so the last one stays
-        taken = (step == ProducerStep.PRODUCE) & agreed
+        taken = (step == EventKind.PRODUCE) & agreed
         added = (
-            taken
-            | ((step == ProducerStep.ADD) & agreed)
-            | ((step == ProducerStep.VERIFY) & (error == 0))
+            taken | ((step == EventKind.ADD) & agreed) | ((step == EventKind.VERIFY) & (error == 0))
         )
         outcomes = [self._outcome(at) if kept[at] else ("", NO_TIME) for at in range(count)]
         begin_ns = np.where(self.begin >= 0, events.time_ns[self.begin], NO_TIME)
@@ -149,7 +147,7 @@ class _Pieces:
             "partitions": self._partitions(rows[added], self.piece[added], pairs),
             "record_count": self._record_count(rows[taken], self.piece[taken]),
             "exchange_ids": self._exchange_ids(pairs),
-            "offsets": self._offsets(step == ProducerStep.OFFSETS),
+            "offsets": self._offsets(step == EventKind.OFFSETS),
         }
         return table_of(TRANSACTIONS, columns).filter(pa.array(kept))
 
@@ -180,7 +178,7 @@ class _Pieces:
                 times.append(int(since[at]))
                 pieces.append(at)
         matches: list[tuple[int, int]] = []
-        for marker in np.flatnonzero(events.of(ProducerStep.MARKER)).tolist():
+        for marker in np.flatnonzero(events.of(EventKind.MARKER)).tolist():
             producer, epoch = int(events.producer[marker]), int(events.epoch[marker])
             best, best_since = -1, NO_TIME
             for key in ((producer, epoch), (producer, epoch - 1)):
@@ -206,7 +204,7 @@ class _Pieces:
         """(producer, name) -> events that assigned its id to another producer, in order of time."""
         events = self.events
         assigned: dict[tuple[int, int], list[int]] = {}
-        others = (events.step[self.rows] == ProducerStep.INIT) & ~events.flag[self.rows]
+        others = (events.step[self.rows] == EventKind.INIT) & ~events.flag[self.rows]
         for at in np.sort(self.rows[others]).tolist():
             key = int(events.producer[at]), int(events.name_code[at])
             assigned.setdefault(key, []).append(at)

@@ -7,7 +7,7 @@ import pytest
 import kdissect
 from kdissect.pipeline import plan
 from kdissect.stories import events
-from kdissect.stories.events import Collector, story, unpack
+from kdissect.stories.events import Collector, event_table, unpack
 from tests.cases import cases
 from tests.material import needs_material
 from tests.truth.material import Capture
@@ -31,10 +31,10 @@ def test_each_event_comes_out_once_with_the_key_of_its_group(key_count: int) -> 
     collector = Collector(key_count)
     numbers = np.arange(500)
     for part in np.array_split(numbers, 7):
-        groups = [f"group {n % 23}" for n in part]
-        collector.add("groups", story("groups", group_id=pa.array(groups), pos=pa.array(part)))
+        groups = pa.array([f"group {n % 23}" for n in part])
+        collector.add("groups", event_table("groups", group_id=groups, pos=pa.array(part)))
         ids = pa.array(part % 31 - 1)
-        collector.add("producers", story("producers", producer_id=ids, pos=pa.array(part)))
+        collector.add("producers", event_table("producers", producer_id=ids, pos=pa.array(part)))
     seen: dict[str, list[int]] = {"groups": [], "producers": []}
     key_of: dict[object, int] = {}
     orders = set()

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.stories.events import GROUP_STEPS
+from kdissect.stories.events import GROUP_EVENT
 from kdissect.stories.groups import group_events_table
 
 MEMBERS = ["a", "b", "c"]  # a leads
@@ -34,7 +34,7 @@ def _sync(generation: int, member: str) -> dict[str, Any]:
 
 def _step(api_key: int, generation: int, member: str, data: dict[str, Any]) -> dict[str, Any]:
     time_ns = generation * 1000 + 100 * (api_key == ApiKey.SYNC_GROUP) + ord(member)
-    return dict.fromkeys(GROUP_STEPS.names) | {
+    return dict.fromkeys(GROUP_EVENT.names) | {
         "group_id": "g",
         "api_key": api_key,
         "time_ns": time_ns,
@@ -49,7 +49,7 @@ def _step(api_key: int, generation: int, member: str, data: dict[str, Any]) -> d
 
 
 def _events(event: str, *steps: dict[str, Any]) -> list[dict[str, Any]]:
-    table = group_events_table(pa.Table.from_pylist(list(steps), schema=GROUP_STEPS))
+    table = group_events_table(pa.Table.from_pylist(list(steps), schema=GROUP_EVENT))
     return [row for row in table.to_pylist() if row["event"] == event]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, ProducerStep, in_order
+from kdissect.stories.events import NO_TIME, PRODUCER_EVENT, EventKind, sorted_events
 from kdissect.stories.sequences import WRAP, sequence_anomalies
 
 NO_ANSWER = None
@@ -16,13 +16,13 @@ NO_ANSWER = None
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
     place = {"connection_id": 1, "order": 0, "topic": "orders", "partition": 0, "end_ns": NO_TIME}
-    step = {"step": int(ProducerStep.PRODUCE), "error_code": 0, "flag": False}
+    step = {"step": int(EventKind.PRODUCE), "error_code": 0, "flag": False}
     usual = {**place, **step, "producer_id": 7, "producer_epoch": 0}
     full = [
         {**usual, "time_ns": number * 1000, "pos": number, "exchange_id": number + 1, **row}
         for number, row in enumerate(rows)
     ]
-    return in_order(pa.Table.from_pylist(full, schema=PRODUCER_STEPS))
+    return sorted_events(pa.Table.from_pylist(full, schema=PRODUCER_EVENT))
 
 
 def batch(base: int, count: int, error: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def anomaly_rows(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
 
 
 _LAST = WRAP - 3
-_INIT = {"step": int(ProducerStep.INIT), "topic": None, "partition": None}
+_INIT = {"step": int(EventKind.INIT), "topic": None, "partition": None}
 _WHOLE = {
     "batches that continue each other": [batch(0, 5), batch(5, 1), batch(6, 100)],
     "a capture that starts in the middle": [batch(400, 5), batch(405, 5)],
