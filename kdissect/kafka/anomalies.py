@@ -137,7 +137,7 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
 
 
 def _gaps(streams: Streams, table: Rows) -> Rows:
-    """The holes of Kafka's streams."""
+    """The gaps of Kafka's streams."""
     sides = streams.sides
     chosen = np.flatnonzero(np.repeat(table["protocol"] == Protocol.KAFKA, 2))
     stream = np.repeat(chosen, sides["gap_count"][chosen])

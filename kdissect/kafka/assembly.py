@@ -118,7 +118,7 @@ CONNECTION = np.dtype(
 
 # One side of an exchange. `size` is the value of the size prefix (-1: no such side).
 # extents[extent_start:extent_start + extent_count] are the frame's bytes *without* the prefix,
-# holes included (source -1). `is_whole`: every byte was captured.
+# gaps included (source -1). `is_whole`: every byte was captured.
 SIDE = np.dtype(
     [
         ("time_ns", "<i8"),  # of the segment with the first byte (of the size prefix)

@@ -11,7 +11,7 @@ from kdissect.capture.scratch import Scratch, Written
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_tables, framing, response_bodies
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
-from kdissect.kafka.frame_tables import FRAME, HOLE, NO_FRAMES, NO_HOLE, TOKEN
+from kdissect.kafka.frame_tables import BREAK, FRAME, NO_BREAK, NO_FRAMES, TOKEN
 from kdissect.kafka.walk import KafkaStreams
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
@@ -155,14 +155,14 @@ def _queued_ns(exchange: Row, responses: Rows, row: int, segments: Rows, earlier
     """
     frame = responses[row]
     if row > 0 and responses[row - 1]["connection"] == frame["connection"]:
-        is_next = frame["hole"] == NO_HOLE
+        is_next = frame["before"] == NO_BREAK
         ended = segments[responses[row - 1]["last"]]["time_ns"]
-    elif earlier["response_end"] == NO_RESPONSE and frame["hole"] != HOLE:
+    elif earlier["response_end"] == NO_RESPONSE and frame["before"] != BREAK:
         return int64(0)  # nothing was queued before a stream's first response
     else:
         is_next = frame["pos"] == earlier["response_end"]
         ended = earlier["response_time"]
     if not is_next:
-        return int64(-1)  # a response in the hole may have occupied the broker for longer
+        return int64(-1)  # a response in the break may have occupied the broker for longer
     until = min(ended, exchange["response"]["time_ns"])
     return max(int64(0), until - exchange["request"]["end_time_ns"])

@@ -13,9 +13,9 @@ from kdissect.kafka.walk import STREAM, Stream
 from kdissect.tcp.byte_ranges import find
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
-# Before a frame: another one or the stream's beginning, bytes in no frame, or nothing, because the
-# capture begins with the frame.
-NO_HOLE, HOLE, BEGINNING = 0, 1, 2
+# What is before a frame: another one or the stream's beginning; a break, that is bytes in no frame;
+# or nothing, because the capture begins with the frame.
+NO_BREAK, BREAK, BEGINNING = 0, 1, 2
 
 FRAME = np.dtype(
     [
@@ -32,12 +32,12 @@ FRAME = np.dtype(
         ("extent_start", "i8"),
         ("extent_count", "i8"),
         ("captured", "i8"),  # number of captured bytes, with the size prefix
-        ("hole", "i8"),  # what directly precedes it: NO_HOLE, HOLE or BEGINNING
+        ("before", "i8"),  # what directly precedes it: NO_BREAK, BREAK or BEGINNING
         ("after", STREAM),  # the stream from its end on
         # filled by `pairing.pair`:
         ("partner", "i8"),  # row of the response or the request, -1 without one
         ("outcome", "i8"),  # of a request its PairStatus, of a response how it came
-        ("is_lost", "i8"),  # of a request: its response was in a hole
+        ("is_lost", "i8"),  # of a request: its response was in a break
     ]
 )
 
@@ -84,7 +84,7 @@ def has_room(tables: Tables, extent_count: int) -> bool:
 def extents_max(stream: Stream, index: int, end: int) -> int:
     """Upper bound on the extents of bytes up to `end` that begin in or before piece `index`.
 
-    Each piece can have a hole before and after it.
+    Each piece can have a gap before and after it.
     """
     behind = index
     while behind < stream.stop and stream.pieces[behind]["pos"] < end:
@@ -94,7 +94,7 @@ def extents_max(stream: Stream, index: int, end: int) -> int:
 
 @kernel
 def _put_extents(stream: Stream, index: int, begin: int, end: int, tables: Tables) -> int:
-    """Append the extents of the bytes [begin, end), holes included; returns the captured bytes."""
+    """Append the extents of the bytes [begin, end), gaps included; returns the captured bytes."""
     pieces, stop = stream.pieces, stream.stop
     extents, used = tables.extents, tables.used
     captured = int64(0)
@@ -137,9 +137,9 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) 
     frame["correlation"] = header["correlation"]
     frame["kind"] = kind
     if pos != walk["covered"]:
-        frame["hole"] = HOLE
+        frame["before"] = BREAK
     else:
-        frame["hole"] = BEGINNING if walk["reason"] == NO_BOUNDARY else NO_HOLE
+        frame["before"] = BEGINNING if walk["reason"] == NO_BOUNDARY else NO_BREAK
     frame["partner"] = -1
     frame["outcome"] = 0
     frame["is_lost"] = 0
@@ -161,7 +161,7 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) 
     walk["pos"] = end
     walk["covered"] = end
     walk["reason"] = AFTER_GAP
-    walk["bad_size"] = -1
+    walk["size_read"] = -1
 
 
 @kernel
@@ -191,7 +191,7 @@ def put_unframed(stream: Stream, end: int, walk: Row, tables: Tables) -> None:
     fault["pos"] = first
     fault["byte_count"] = count
     fault["reason"] = walk["reason"]
-    fault["number"] = walk["bad_size"]
+    fault["number"] = walk["size_read"]
     before = used[EXTENTS]
     _put_extents(stream, index, first, min(end, first + _SHOWN_MAX), tables)
     fault["extent_start"] = before

@@ -67,7 +67,7 @@ def _enter(
     walk["begins"] = origin["is_boundary"]
     walk["is_certain"] = origin["is_boundary"]
     walk["reason"] = frame_tables.AFTER_GAP if origin["is_boundary"] else frame_tables.NO_BOUNDARY
-    walk["bad_size"] = -1
+    walk["size_read"] = -1
     walk["in_tokens"] = origin["in_tokens"]
     walk["is_first"] = 1 - origin["was_framed"]
     walk["is_young"] = origin["is_young"]
@@ -99,7 +99,7 @@ def _go_on(walk: Row, kind: int, captured_from: int) -> None:
     if kind == _HEADER_MISSING:
         # the boundary after the frame is certain
         walk["reason"] = frame_tables.HEADER_CUT
-        walk["bad_size"] = walk["header"]["size"]
+        walk["size_read"] = walk["header"]["size"]
         walk["pos"] += 4 + walk["header"]["size"]
         return
     walk["is_certain"] = 0
@@ -108,7 +108,7 @@ def _go_on(walk: Row, kind: int, captured_from: int) -> None:
         walk["pos"] = max(walk["pos"], captured_from)
     else:
         walk["reason"] = frame_tables.BAD_SIZE
-        walk["bad_size"] = walk["header"]["size"]
+        walk["size_read"] = walk["header"]["size"]
         walk["pos"] += 1
 
 
@@ -220,7 +220,7 @@ def _ends_well(stream: Stream, index: int, pos: int, walk: Row) -> bool:
 
 @kernel
 def _request_kind(stream: Stream, index: int, walk: Row) -> int:
-    """Classify the bytes at the position of the walk, and read the header there.
+    """Classify the bytes at the position of the walk, and read and grade the header there.
 
     Returns EXPECTS, TOKEN, _SIZE_MISSING, _HEADER_MISSING or _NO_FRAME.
     """
@@ -234,12 +234,11 @@ def _request_kind(stream: Stream, index: int, walk: Row) -> int:
         return _SIZE_MISSING
     # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
     has_version = search.is_known(walk, header)
-    is_token = grade < search.FAIR and not has_version and size <= TOKEN_SIZE_MAX
-    if walk["is_first"] and is_token and walk["begins"]:
-        walk["in_tokens"] = grade != search.ABSENT
+    is_bare = walk["is_first"] and walk["begins"] and grade < search.FAIR and not has_version
     # KIP-43: tokens after a SaslHandshake of version 0 have a size prefix and no request header.
     # (KIP-152: after version 1 they come in SaslAuthenticate requests.)
-    if walk["in_tokens"] and size <= TOKEN_SIZE_MAX:
+    is_token = walk["in_tokens"] or (is_bare and grade != search.ABSENT)
+    if is_token and size <= TOKEN_SIZE_MAX:
         header["key"] = -1
         header["api_version"] = -1
         header["correlation"] = -1
@@ -264,6 +263,7 @@ def _learn_request(stream: Stream, index: int, kind: int, walk: Row) -> int:
     """Record facts of this request that help with later ones; returns its kind, now with SILENT."""
     walk["is_first"] = 0
     if kind == TOKEN:
+        walk["in_tokens"] = 1
         return kind
     header = walk["header"]
     key = header["key"]
@@ -322,7 +322,8 @@ def _is_token(stream: Stream, index: int, is_plausible: bool, walk: Row, pending
 def _is_refused(
     stream: Stream, index: int, pos: int, walk: Row, pending: Rows, decoder: BodyDecoder
 ) -> bool:
-    """Return whether the search found, at `pos`, other bytes than the response to their request.
+    """Return whether the bytes at `pos` do not decode as a response to the request with their
+    correlation id.
 
     After some refusals in a stream, it keeps what it finds. So the time stays linear in the bytes.
     """

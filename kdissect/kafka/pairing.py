@@ -7,18 +7,18 @@ with its id that is not answered yet, nearly always the oldest one. Ids come aga
 which changes nothing: the order decides. A request that is passed over keeps waiting; a response
 that comes for it later is out of order. SASL tokens carry no id and pair in order among themselves.
 
-If bytes before a response are in no frame, a *hole*, the order says more. Responses were in it, so
+If bytes before a response are in no frame, a *break*, the order says more. Responses were in it, so
 requests that are passed over there are LOST: a later response with their id answers a later
 request. No client has two requests with the same id (or two tokens) in flight at once. So a
-response after a hole belongs to the youngest request that it can answer: those before had their
-responses in the hole.
+response after a break belongs to the youngest request that it can answer: those before had their
+responses in the break.
 
 A response that no request can have asked for is UNASKED: its request was not captured. A request
 with its id that was sent later is not its request. Clocks of two taps differ, so a request with an
 id of its own may appear up to CLOCKS_MAX_NS later than its response (an anomaly says so). One whose
 id its neighbour shares must come first, and so must a token.
 
-Produce with acks=0 wants no response, and a response in a hole is missing. For other requests
+Produce with acks=0 wants no response, and a response in a break is missing. For other requests
 without a response the reason is the closed connection, if they come after the last answered one.
 Before it, if bytes of the response stream are missing, the capture lost the response.
 
@@ -38,7 +38,7 @@ from kdissect.capture.scratch import Scratch
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.exchanges import Frames
-from kdissect.kafka.frame_tables import NO_HOLE, SILENT, TOKEN
+from kdissect.kafka.frame_tables import NO_BREAK, SILENT, TOKEN
 
 CLOCKS_MAX_NS = 1_000_000_000  # by so much the clocks of two captures may differ
 TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched for a token
@@ -77,12 +77,12 @@ class _Answer(NamedTuple):
     correlation: int
     time: int
     kind: int
-    is_behind_hole: bool
+    is_behind_break: bool
 
 
 @inlined
 def _waits(requests: Rows, row: int) -> bool:
-    """Return whether a request has no answer yet, and had none in a hole."""
+    """Return whether a request has no answer yet, and had none in a break."""
     waits: bool = requests[row]["partner"] < 0 and requests[row]["is_lost"] == 0
     return waits
 
@@ -102,8 +102,8 @@ def _may_answer(answer: _Answer, requests: Rows, row: int) -> bool:
 
 
 @inlined
-def _token_behind_hole(answer: _Answer, requests: Rows) -> int:
-    """The youngest token request that a token behind a hole can answer; -1 without one."""
+def _token_behind_break(answer: _Answer, requests: Rows) -> int:
+    """The youngest token request that a token behind a break can answer; -1 without one."""
     found = int64(-1)
     begin = answer.highest + 1
     for row in range(begin, min(answer.stop, begin + TOKENS_AHEAD_MAX)):
@@ -116,7 +116,7 @@ def _token_behind_hole(answer: _Answer, requests: Rows) -> int:
 
 @inlined
 def _is_next(answer: _Answer, requests: Rows, row: int) -> bool:
-    """Return whether a response without a hole before it answers `row`, the oldest that waits."""
+    """Return whether a response without a break before it answers `row`, the oldest that waits."""
     if row == answer.stop or requests[row]["kind"] != answer.kind:
         return False
     if answer.kind != TOKEN and requests[row]["correlation"] != answer.correlation:
@@ -168,7 +168,7 @@ def _look_up(answer: _Answer, requests: Rows, buckets: Buckets, mask: int) -> tu
                 if requests[row]["kind"] != SILENT:
                     if found < 0 or row > answer.highest:
                         found = row
-                    if not answer.is_behind_hole:
+                    if not answer.is_behind_break:
                         break
                 elif silent < 0:
                     silent = row
@@ -207,27 +207,27 @@ def pair(
         highest = start - 1  # the last request answered
         for number in range(response_start[connection], response_start[connection + 1]):
             response = responses[number]
-            hole = response["hole"] != NO_HOLE
+            is_behind = response["before"] != NO_BREAK
             correlation, time, kind = response["correlation"], response["time"], response["kind"]
-            answer = _Answer(start, stop, highest, correlation, time, kind, hole)
+            answer = _Answer(start, stop, highest, correlation, time, kind, is_behind)
             while first < stop and (
                 not _waits(requests, first) or requests[first]["kind"] == SILENT
             ):
                 first += 1
             row = int64(-1)
             is_second = False
-            if not hole:
+            if not is_behind:
                 if _is_next(answer, requests, first):
                     row = first
             elif answer.kind == TOKEN:
-                row = _token_behind_hole(answer, requests)
+                row = _token_behind_break(answer, requests)
             if row < 0 and answer.kind != TOKEN:
                 if not is_filled:
                     _fill(buckets, mask, requests, start, stop)
                     is_filled = True
                 row, is_second = _look_up(answer, requests, buckets, mask)
-            if hole:
-                # Answers come in order: what waits between these was answered in the hole.
+            if is_behind:
+                # Answers come in order: what waits between these was answered in the break.
                 for passed in range(highest + 1, row):
                     if _waits(requests, passed) and requests[passed]["kind"] != SILENT:
                         requests[passed]["is_lost"] = 1

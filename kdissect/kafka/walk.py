@@ -32,7 +32,7 @@ WALK = np.dtype(
         ("covered", "i8"),  # end of the last frame
         ("is_certain", "i8"),  # whether `pos` is a boundary
         ("reason", "i8"),  # why bytes from `covered` on are unframed
-        ("bad_size", "i8"),  # size prefix that `reason` is about, -1 if none
+        ("size_read", "i8"),  # the size prefix of these bytes, -1 if none
         ("begins", "i8"),  # whether a frame begins at position 0
         ("in_tokens", "i8"),  # whether SASL tokens without headers are expected
         ("is_first", "i8"),  # of requests: whether no frame came before
@@ -81,7 +81,7 @@ def new_walk(direction: int, size_max: int) -> Row:
     """WALK before its first step. size_max: bytes that a size prefix may claim."""
     walk: Row = np.zeros(1, WALK)[0]
     walk["direction"], walk["size_max"], walk["known"] = direction, size_max, _known_apis()
-    walk["last_id"] = walk["bad_size"] = -1
+    walk["last_id"] = walk["size_read"] = -1
     return walk
 
 

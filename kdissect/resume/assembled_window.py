@@ -66,7 +66,7 @@ class AssembledWindow:
     endpoints), is_last (of this pair), client (side), is_kafka, is_tls, is_unread_tls (it is not
     decrypted), last_time (ns), is_closed (both ways), captured (bytes here). is_stuck: it is Kafka
     over TLS whose rest cannot be decrypted, for want of secrets or after damage. is_given_up:
-    besides, it was read before, or much of it is here; `Progress` adds those without a hole that
+    besides, it was read before, or much of it is here; `Progress` adds those without a gap that
     may still be filled.
 
     By stream: sides (SIDE); ends, position after the last byte; seq_of_start, sequence number of

@@ -28,7 +28,7 @@ An exchange is *complete* in these cases (`progress`):
   or it was given up; `show` calls `finish` at the end of the capture
 
 It is emitted once all exchanges before it are complete as well, so that each stream resumes at one
-position. Bytes are final up to the first hole that may still be filled; `progress.Patience` says
+position. Bytes are final up to the first gap that may still be filled; `progress.Patience` says
 how long that is.
 
 A connection whose protocol is not known yet is carried whole, up to LOOKED_AT_MAX bytes. After that

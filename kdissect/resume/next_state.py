@@ -113,12 +113,12 @@ def _carried_counts(w: AssembledWindow, progress: Progress) -> dict[str, Ints]:
     pieces, stream = w.streams.pieces[index], np.repeat(np.arange(count), piece_count)
     end_before = np.append(0, pieces["end"])[:-1]
     end_before[first[piece_count > 0]] = 0
-    is_hole = pieces["pos"] > np.maximum(end_before, start[stream])
+    is_gap = pieces["pos"] > np.maximum(end_before, start[stream])
     byte_count, framed, last = np.zeros((3, count), np.int64)
     size = np.maximum(pieces["end"] - np.maximum(pieces["pos"], start[stream]), 0)
     np.add.at(byte_count, stream, size)
     np.maximum.at(last, stream, pieces["end"])
-    gap_count = np.bincount(stream[is_hole], minlength=count)
+    gap_count = np.bincount(stream[is_gap], minlength=count)
     gap_count += sides["end"] > np.maximum(last, start)
     extents = w.assembly.extents
     is_here = extents["source"] >= 0
@@ -166,7 +166,7 @@ def carried_segments(w: AssembledWindow, progress: Progress) -> Rows:
     has_bytes = resumes & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
     is_end = resumes & ((flags & (FIN | RST)) != 0)  # as a segment without bytes
     # and the last acknowledgement of bytes that are missing
-    lacks = progress.has_hole | (w.sides["end"] > w.ends)
+    lacks = progress.has_gap | (w.sides["end"] > w.ends)
     acks = np.flatnonzero(resumes & ((flags & ACK) != 0) & lacks[w.stream ^ 1])
     last_ack = np.full(2 * len(w), -1)
     np.maximum.at(last_ack, w.stream[acks], acks)

@@ -1,7 +1,7 @@
 """How far a window brings its connections: what is settled, what is complete, where each resumes.
 
 See `carry` for the terms. A byte of a stream is *settled* if no later packet can change what lies
-up to it: all bytes up to the first hole that a retransmission, or a late capture, may still fill.
+up to it: all bytes up to the first gap that a retransmission, or a late capture, may still fill.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _DECIDED_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
 class Patience:
     """How long to wait for packets that may still come.
 
-    A hole is given up `hole_ns` after the packet behind it, or if `hole_bytes` lie behind it. If
+    A gap is given up `gap_ns` after the packet behind it, or if `gap_bytes` lie behind it. If
     the peer acknowledged its bytes, the capture lost them: then `acked_ns` or `acked_bytes` are
     enough. closed_ns: after the last packet of a closed connection. begin_ns: for the first bytes
     of a connection whose SYN was not captured.
     """
 
-    hole_ns: int = 3 * _SECOND_NS  # a lost segment comes again within a few round trips, or seldom
-    hole_bytes: int = 4 << 20  # a window that large is hardly ever open
+    gap_ns: int = 3 * _SECOND_NS  # a lost segment comes again within a few round trips, or seldom
+    gap_bytes: int = 4 << 20  # a window that large is hardly ever open
     acked_ns: int = 10_000_000  # packets may be captured a little after their acknowledgement
     acked_bytes: int = 64 << 10
     closed_ns: int = _SECOND_NS
@@ -49,7 +49,7 @@ class Patience:
 
     @staticmethod
     def until(late_ns: int, begin_ns: int) -> Patience:
-        """Wait so long for a late capture, however many bytes follow a hole."""
+        """Wait so long for a late capture, however many bytes follow a gap."""
         return Patience(late_ns, NO_POSITION, late_ns, NO_POSITION, late_ns, begin_ns)
 
 
@@ -59,7 +59,7 @@ class Progress:
     is_done: bool[exchanges], the complete ones; of a connection, they come before all others, and
     so do their frames in both streams.
 
-    By stream: limit, the position up to which bytes are settled. has_hole: one that may still be
+    By stream: limit, the position up to which bytes are settled. has_gap: one that may still be
     filled. pos: where the next window begins, after the last complete frame; in plaintext, if the
     stream is decrypted. carried: the same in the TCP stream, which may begin with a part of a TLS
     record before. is_boundary: a frame begins there. points: of decrypted streams, where decryption
@@ -116,13 +116,13 @@ class Progress:
         self.limit = w.ends.copy()
         is_searched = (w.sides["gap_count"] > 0) & np.repeat(w.is_kafka, 2)
         for stream in np.flatnonzero(is_searched).tolist():
-            self.limit[stream], when = _first_hole(w, stream, patience, now)
+            self.limit[stream], when = _first_gap(w, stream, patience, now)
             self._until[stream >> 1] = min(self._until[stream >> 1], when)
-        self.has_hole = self.limit < w.ends
+        self.has_gap = self.limit < w.ends
         # no packet can come with which the rest could be decrypted
-        w.is_given_up |= w.is_stuck & ~self.has_hole.reshape(-1, 2).any(axis=1)
+        w.is_given_up |= w.is_stuck & ~self.has_gap.reshape(-1, 2).any(axis=1)
         for stream, opened in w.opened_streams():
-            is_whole = not self.has_hole[stream]
+            is_whole = not self.has_gap[stream]
             settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
             self.limit[stream] = settled
 
@@ -137,10 +137,10 @@ class Progress:
         is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~responses.has
         is_answered = requests.has & responses.has & is_settled[REQUEST] & is_settled[RESPONSE]
         done = ends_here | is_answered | (is_silent & is_settled[REQUEST])
-        # without a request: the next frame confirms it, and no hole may still bring the request
+        # without a request: the next frame confirms it, and no gap may still bring the request
         is_followed = responses.end + CONFIRMING_BYTES <= self.limit[responses.stream]
         is_alone = ~requests.has & is_settled[RESPONSE]
-        done |= is_alone & is_followed & ~self.has_hole[requests.stream]
+        done |= is_alone & is_followed & ~self.has_gap[requests.stream]
         # without a response: it is lost, or too many later requests were answered
         waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
         last, index = np.full(len(w), -1), np.arange(len(of))
@@ -200,28 +200,28 @@ class Progress:
                 self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
 
 
-def _first_hole(w: AssembledWindow, stream: int, patience: Patience, now: int) -> tuple[int, int]:
-    """(position of a stream's first hole that may still be filled, when it is given up); without
+def _first_gap(w: AssembledWindow, stream: int, patience: Patience, now: int) -> tuple[int, int]:
+    """(position of a stream's first gap that may still be filled, when it is given up); without
     one, the end of the stream and NEVER."""
     side, segments = w.sides[stream], w.streams.segments
     pieces = w.streams.pieces[side["piece_start"] : side["piece_stop"]]
     begin, end, owner = pieces["pos"], pieces["end"], pieces["segment"]
     before = np.append(0, end)[:-1]
-    is_hole = begin > before
+    is_gap = begin > before
     # bytes that a snap length cut do not come
     cut = (segments["length"][owner] - segments["captured"][owner]).astype(np.int64)
-    is_hole[1:] &= begin[1:] > end[:-1] + cut[:-1]
+    is_gap[1:] &= begin[1:] > end[:-1] + cut[:-1]
     waited = now - segments["time_ns"][owner]
     behind = end[-1:] - begin
     acked = side["ack_high"] - side["origin"] if side["ack_high"] != NO_ACK else -1
     is_lost = (waited >= patience.acked_ns) | (behind >= patience.acked_bytes)
-    is_given_up = (waited >= patience.hole_ns) | (behind >= patience.hole_bytes)
+    is_given_up = (waited >= patience.gap_ns) | (behind >= patience.gap_bytes)
     is_given_up |= is_lost & (acked >= begin)
-    holes = np.flatnonzero(is_hole & ~is_given_up)
-    if not len(holes):
+    gaps = np.flatnonzero(is_gap & ~is_given_up)
+    if not len(gaps):
         return int(w.ends[stream]), NEVER
-    when = int(segments["time_ns"][owner[holes[0]]]) + patience.hole_ns
-    return int(before[holes[0]]), when
+    when = int(segments["time_ns"][owner[gaps[0]]]) + patience.gap_ns
+    return int(before[gaps[0]]), when
 
 
 def _before_open_ones(w: AssembledWindow, done: Bools) -> tuple[Bools, Ints]:

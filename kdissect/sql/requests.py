@@ -195,7 +195,7 @@ def quantiles(database: Database, column: str, condition: str = "true") -> str:
 # -- requests without a captured response -----------------------------------------------------
 
 # runs of response bytes that hold no known frame
-HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
+BREAKS = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
 
 # A client that has closed its side may still get an answer so long after its request. Clients let
 # a Fetch wait 0.5 s by default.
@@ -237,15 +237,15 @@ def unanswered(prefix: str = "") -> str:
                     rows between 1 following and unbounded following) as high
             from {prefix}exchanges
             where request_pos is not null and connection_id in (select connection_id from due)
-        ), holes as (
+        ), breaks as (
             select connection_id, pos, pos + byte_count as stop from {prefix}anomalies
-            where direction = 'response' and kind in {HOLES} and byte_count > 0
-        ), among_holes as (
-            select distinct exchange_id from placed join holes using (connection_id)
-            where holes.stop > low and holes.pos < coalesce(high, holes.stop)
+            where direction = 'response' and kind in {BREAKS} and byte_count > 0
+        ), in_breaks as (
+            select distinct exchange_id from placed join breaks using (connection_id)
+            where breaks.stop > low and breaks.pos < coalesce(high, breaks.stop)
         ), {_exposed(prefix)}
         select exchange_id,
-            exchange_id in (from among_holes)
+            exchange_id in (from in_breaks)
                 or (low = 0 and not handshake_seen)
                 or (high is null and not (close_reason = 'fin' and closed_by = 'broker')
                     and (connection_id in (from exposed) or not response_ended

@@ -2,12 +2,12 @@
 
 A producer numbers its records per partition. A batch has the sequence number of its first record,
 and the next batch continues after its last record; 0 follows 2^31-1. So the batches of one
-(producer id, epoch, topic, partition) cover one range without holes. Every captured batch counts,
-also one that was refused or has no response. So a hole means that batches were not captured or not
+(producer id, epoch, topic, partition) cover one range without gaps. Every captured batch counts,
+also one that was refused or has no response. So a gap means that batches were not captured or not
 sent, not that a broker refused them. A batch repeats another if the same sequence number was sent
 before and was not refused, or if the broker says so.
 
-A later retry fills a hole, so holes need no order but to unwrap numbers. Restarts and repeats
+A later retry fills a gap, so gaps need no order but to unwrap numbers. Restarts and repeats
 compare a batch with those before it.
 """
 
@@ -43,7 +43,7 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
     group, base, count, error = group[order], base[order], count[order], error[order]
     group = _restarted(group, base, error)
     start = _unwrapped(group, base)
-    missing = _holes(group, start, count)
+    missing = _gaps(group, start, count)
     repeats, unanswered = _repeats(group, start, error)
     gaps, again = np.flatnonzero(missing), np.flatnonzero(repeats)
     at = np.concatenate([gaps, again])
@@ -108,7 +108,7 @@ def _unwrapped(group: Ints, base: Ints) -> Ints:
     return total - total[firsts][which] + base[firsts][which]
 
 
-def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
+def _gaps(group: Ints, start: Ints, count: Ints) -> Ints:
     """int64 per batch: sequence numbers directly before it that no batch covers."""
     order = np.lexsort((start, group))
     g, s = group[order], start[order]
@@ -117,9 +117,9 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
     # the highest end so far within each group, by ranks of (group, end)
     by_end = np.lexsort((end, g))
     reach = end[by_end][np.maximum.accumulate(np.argsort(by_end, kind="stable"))]
-    hole = np.maximum(s - np.roll(reach, 1), 0)
-    hole[begins(g)] = 0
-    missing[order] = hole
+    gap = np.maximum(s - np.roll(reach, 1), 0)
+    gap[begins(g)] = 0
+    missing[order] = gap
     return missing
 
 

@@ -86,7 +86,7 @@ class FrameBuffer:
     assembly: of the exchanges. exchanges: EXCHANGE[n]. api_key, api_version: int16[n], copies of
     its columns. connection_ids: int64[n].
     buf: uint8, all frames. start, end: int64[n, 2], position in `buf` of the request's and the
-    response's frame without the size prefix; equal if there is none. A frame ends early at a hole
+    response's frame without the size prefix; equal if there is none. A frame ends early at a gap
     or a cut; only sides with `is_whole` are decoded.
     response_version: int16[n]: api_version, or 0 for an ApiVersions response with error 35.
     """
@@ -196,7 +196,7 @@ def _put_extents(extents: Rows, first: Indices, count: Ints, chosen: Rows, lengt
         room = length[row]
         for index in range(first[row], first[row] + count[row]):
             extent = extents[index]
-            # After a hole the position within the message is unknown: the frame ends there.
+            # After a gap the position within the message is unknown: the frame ends there.
             if extent["source"] < 0 or room == 0:
                 break
             size = min(extent["length"], room)

@@ -24,8 +24,8 @@ after Finished and KeyUpdate; if such a message is lost, the next keys are tried
 facts of the handshake (`tls.session`). `OpenedStream.point` finds the record for a position of the
 plaintext. The secrets come from the key log each time.
 
-*Holes.* k lost records of n bytes held n - k * (5 + overhead) bytes of plaintext with an AEAD
-suite, so the end of a frame that spans them is known. With CBC padding that is an estimate, and
+*Lost records.* With an AEAD suite, k records of n bytes held n - k * (5 + overhead) bytes of
+plaintext, so the end of a frame that spans them is known. With CBC padding that is an estimate, and
 framing searches on if it fails.
 
 *Positions.* The position of a plaintext byte is that of its ciphertext byte in the TCP stream. Its
@@ -317,7 +317,7 @@ class _Direction:
         self._plain = 0  # plaintext position after the last opened record
         self._end = 0  # after the last application data
         # since the last opened record: numbers that lost records took, and the bytes of these
-        self._least = self._most = self._hole = 0
+        self._least = self._most = self._lost_bytes = 0
         self._is_on = keys.is_13 or point is not None  # records are encrypted from here on
         # Without the handshake's own keys nothing says which records are the handshake's.
         self._is_hunting = keys.is_13 and point is None and keys.generation != OF_HANDSHAKE
@@ -371,7 +371,7 @@ class _Direction:
         """A record, or a stretch, is lost: it takes from `least` to `most` numbers."""
         self._least += least
         self._most += most
-        self._hole += row.size
+        self._lost_bytes += row.size
         self._note_lost(row)
 
     def _note_lost(self, row: Record) -> None:
@@ -421,15 +421,15 @@ class _Direction:
                 yield index, number
 
     def _move(self, index: int, number: int, overhead: int) -> None:
-        """Go behind a record that was opened, over the hole before it."""
+        """Go behind a record that was opened, over the lost ones before it."""
         passed = number - self._number if index == self._opener else number
         if self._is_hunting and passed == 0:  # all before was the handshake
             self._result.lost.clear()
-        elif self._hole:
-            self._plain += max(1, self._hole - passed * (TLS_HEADER_SIZE + overhead))
+        elif self._lost_bytes:
+            self._plain += max(1, self._lost_bytes - passed * (TLS_HEADER_SIZE + overhead))
         self._is_hunting = False
         self._opener, self._number = index, number + 1
-        self._least = self._most = self._hole = self._result.closed_byte_count = 0
+        self._least = self._most = self._lost_bytes = self._result.closed_byte_count = 0
 
     def _accept(self, row: Record, number: int, skipped: int, kind: int, content: bytes) -> None:
         if kind == records.APPLICATION:

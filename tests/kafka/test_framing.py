@@ -29,7 +29,7 @@ from tests.steps import assert_linear
 PIECES = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)
 PACKETS = st.lists(st.sampled_from((20, 60, 60, 120, 1400)), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**32)
-LATE = 2  # whole frames that a search behind a hole may pass over before it is sure
+LATE = 2  # whole frames that a search behind a gap may pass over before it is sure
 
 
 @given(conversations(), PIECES, st.sampled_from((1, exchanges.FRAMES_AT_ONCE)))
@@ -89,7 +89,7 @@ def check_damaged(talk: Conversation, found: Assembly) -> set[tuple[int, ...]]:
 
 
 @given(conversations(), PIECES, SEEDS)
-def test_a_hole_inside_of_frames_costs_only_these(
+def test_a_gap_inside_of_frames_costs_only_these(
     talk: Conversation, sizes: list[int], seed: int
 ) -> None:
     """Sizes lead over it: all other frames are whole."""
@@ -118,7 +118,7 @@ def nameless_produces() -> Conversation:
 
 @given(conversations(least=5), PACKETS, SEEDS, st.booleans(), st.sampled_from((0.05, 0.2, 0.5)))
 @example(talk=nameless_produces(), sizes=[20], seed=786011, has_syn=True, rate=0.05)
-def test_holes_anywhere_give_no_false_frame(
+def test_gaps_anywhere_give_no_false_frame(
     talk: Conversation, sizes: list[int], seed: int, has_syn: bool, rate: float
 ) -> None:
     """Random losses give no frame that was not sent."""
@@ -140,7 +140,7 @@ def one_request_and_small_ids() -> Conversation:
 
 @given(conversations(least=5, names=NAMED), PACKETS, SEEDS, st.booleans())
 @example(talk=one_request_and_small_ids(), sizes=[120], seed=1, has_syn=False)
-def test_frames_are_found_again_behind_a_hole(
+def test_frames_are_found_again_behind_a_gap(
     talk: Conversation, sizes: list[int], seed: int, has_syn: bool
 ) -> None:
     """At most LATE whole frames in a row are missed, if two whole requests show that it is

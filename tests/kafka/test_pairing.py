@@ -28,8 +28,8 @@ def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, b
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
         kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
-        hole = draw(st.sampled_from((False, False, True)))
-        responses.append(Response(draw(ids), time, kind, hole))
+        is_behind = draw(st.sampled_from((False, False, True)))
+        responses.append(Response(draw(ids), time, kind, is_behind))
     return requests, responses, draw(st.booleans()), draw(st.booleans())
 
 
@@ -47,7 +47,7 @@ def kernel(
         row["kind"] = request.kind
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns
-        row["kind"], row["hole"] = response.kind, response.is_behind_hole
+        row["kind"], row["before"] = response.kind, response.is_behind_break
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7
@@ -81,7 +81,7 @@ def kernel(
 def test_the_kernel_pairs_as_the_oracle(
     many: list[tuple[list[Request], list[Response], bool, bool]],
 ) -> None:
-    """Repeating and wrapping ids, tokens, acks=0, clocks that differ, holes, any order."""
+    """Repeating and wrapping ids, tokens, acks=0, clocks that differ, breaks, any order."""
     assert kernel(many) == [tuple(oracle.pair(*connection)) for connection in many]
 
 
@@ -94,7 +94,7 @@ def test_linear_for_ids_that_never_change() -> None:
     assert came[100_000:] == [pairing.SECOND] * 100_000
 
 
-def test_linear_for_ids_that_never_change_behind_holes() -> None:
+def test_linear_for_ids_that_never_change_behind_breaks() -> None:
     """100,000 requests with one ID, each response after a gap, cost linear work."""
     requests = [Request(0, 10 * number, EXPECTS) for number in range(100_000)]
     responses = [Response(0, 20 * number + 5, EXPECTS, True) for number in range(50_000)]
@@ -107,7 +107,7 @@ def test_linear_for_ids_that_never_change_behind_holes() -> None:
     assert status[1] == PairStatus.RESPONSE_MISSING
 
 
-def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> None:
+def test_a_response_behind_a_break_answers_the_youngest_request_with_its_id() -> None:
     """Ids that begin again (re-authentication): the first answer was lost."""
     pending = ((5, 0), (6, 10), (5, 20))
     requests = [Request(number, time, EXPECTS) for number, time in pending]
@@ -117,8 +117,8 @@ def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> 
     assert kernel([(requests, in_order, False, True)])[0][0] == [0, -1, -1]
 
 
-def test_requests_before_a_hole_wait_no_longer() -> None:
-    """The answers to 5 and 6 were in the hole; the next answer with id 5 is another request's."""
+def test_requests_before_a_break_wait_no_longer() -> None:
+    """The answers to 5 and 6 were in the break; the next answer with id 5 is another request's."""
     requests = [Request(5, 0, EXPECTS), Request(6, 1, EXPECTS), Request(7, 2, EXPECTS)]
     told = [Response(7, 10, EXPECTS, True), Response(5, 20, EXPECTS, False)]
     answer_of, status, came, is_lost = kernel([(requests, told, True, True)])[0]

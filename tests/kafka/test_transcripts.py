@@ -31,11 +31,11 @@ def test_a_request_and_its_response() -> None:
 
 
 def test_a_queue_behind_a_lost_response_is_unknown() -> None:
-    """If the stream of responses begins with a hole, an earlier response may be in it."""
+    """If the stream of responses begins with a gap, an earlier response may be in it."""
     lost = Gap(len(response(1)))
     book = Playbook().syn() >> request(1) + request(2) << lost << response(2)
     assert list(book.run().exchanges["queued_ns"]) == [0, -1]
-    middle = Playbook() >> request(1) << response(1)  # without a hole, nothing came before
+    middle = Playbook() >> request(1) << response(1)  # without a gap, nothing came before
     assert list(middle.run().exchanges["queued_ns"]) == [0]
     inside = Playbook() << response(6, bytes(90))[20:] >> request(7) << response(7) >> request(8)
     inside = inside << response(8)

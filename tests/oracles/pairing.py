@@ -1,7 +1,7 @@
 """Pairing of requests and responses by searching lists.
 
 A broker answers the requests of a connection in their order (Kafka's protocol guide, "Network"). A
-request waits, wants no answer (Produce with acks=0), or had its answer in a hole.
+request waits, wants no answer (Produce with acks=0), or had its answer in a break.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Response(NamedTuple):
     correlation_id: int
     time_ns: int
     kind: int  # EXPECTS or TOKEN
-    is_behind_hole: bool = False
+    is_behind_break: bool = False
 
 
 def may_answer(requests: Sequence[Request], row: int, time_ns: int) -> bool:
@@ -51,7 +51,7 @@ def pair(
     requests: Sequence[Request], responses: Sequence[Response], is_closed: bool, has_loss: bool
 ) -> tuple[list[int], list[PairStatus], list[int], list[bool]]:
     """Of one connection: the response of each request (-1 none), its status, how each response
-    came, and whose answer was in a hole."""
+    came, and whose answer was in a break."""
     answer_of = [-1] * len(requests)
     is_lost = [False] * len(requests)
     status = [PairStatus.RESPONSE_MISSING] * len(requests)
@@ -60,10 +60,10 @@ def pair(
 
     for answer, response in enumerate(responses):
         wanted = TOKEN if response.kind == TOKEN else EXPECTS
-        hole = response.is_behind_hole
+        is_behind = response.is_behind_break
         waiting = [row for row in range(len(requests)) if answer_of[row] < 0 and not is_lost[row]]
         found = -1
-        if wanted == TOKEN and hole:
+        if wanted == TOKEN and is_behind:
             for row in waiting:
                 if highest < row <= highest + TOKENS_AHEAD and requests[row].kind == TOKEN:
                     if not may_answer(requests, row, response.time_ns):
@@ -84,11 +84,11 @@ def pair(
             ]
             expecting = [row for row in same if requests[row].kind == EXPECTS]
             in_order = [row for row in expecting if row > highest]
-            if hole and in_order:
+            if is_behind and in_order:
                 found = in_order[-1]
             else:
                 found = next(iter(expecting or same), -1)
-        if hole:
+        if is_behind:
             for row in waiting:
                 if highest < row < found and requests[row].kind != SILENT:
                     is_lost[row] = True

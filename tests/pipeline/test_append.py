@@ -156,7 +156,7 @@ def test_a_packet_after_its_connection_was_over_counts_in_its_row(tmp_path, in_p
     check(tables, [str(tmp_path / "0.pcap"), str(tmp_path / "1.pcap")])
 
 
-def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):
+def test_bytes_of_a_gap_that_was_given_up_are_counted(tmp_path, in_process):
     """A retransmission after the gap was given up is a late packet."""
     talk = Talk()
     for number in range(4):

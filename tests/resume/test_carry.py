@@ -168,7 +168,7 @@ def test_a_frame_of_many_windows(run: Run) -> None:
     assert flat(run.packets(talk.packets)) == [(1, "paired"), (2, "paired")]
 
 
-def test_a_hole_is_waited_for(run: Run) -> None:
+def test_a_gap_is_waited_for(run: Run) -> None:
     """A segment that was lost on its way and comes again gives all exchanges."""
     talk = Talk()
     for number in (1, 2):
@@ -185,7 +185,7 @@ def test_a_hole_is_waited_for(run: Run) -> None:
     assert found == [(number, "paired") for number in (1, 2, 3, 4)]
 
 
-def test_a_hole_that_was_acknowledged_is_given_up(run: Run) -> None:
+def test_a_gap_that_was_acknowledged_is_given_up(run: Run) -> None:
     """After an acknowledged gap the following frames are shown without waiting."""
     talk = Talk()
     for number in (1, 2):

@@ -202,7 +202,7 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["tls12", "tls13"])
 def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_process) -> None:
-    """Record numbers are searched after each hole, in whichever part it is filled or given up."""
+    """Record numbers are searched after each gap, in whichever part it is filled or given up."""
     whole = needed(SHARED / "tls" / f"{name}.pcap")
     shutil.copy(whole.with_suffix(".keylog"), tmp_path)
     lossy = lose_packets(whole, tmp_path / whole.name, 0.02)

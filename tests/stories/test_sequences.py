@@ -40,7 +40,7 @@ _INIT = {"step": int(EventKind.INIT), "topic": None, "partition": None}
 _WHOLE = {
     "batches that continue each other": [batch(0, 5), batch(5, 1), batch(6, 100)],
     "a capture that starts in the middle": [batch(400, 5), batch(405, 5)],
-    "a retry that fills a hole": [batch(0, 5), batch(10, 5), batch(5, 5)],
+    "a retry that fills a gap": [batch(0, 5), batch(10, 5), batch(5, 5)],
     # NOT_LEADER_OR_FOLLOWER, then OUT_OF_ORDER_SEQUENCE_NUMBER of what was on its way
     "refused batches that are sent again, on another connection": [
         *(batch(0, 5, 6), batch(5, 5, 45), batch(10, 5, 45)),
@@ -69,7 +69,7 @@ def test_runs_without_an_anomaly(rows: list[dict[str, Any]]) -> None:
     assert anomaly_rows(rows) == []
 
 
-def test_a_hole() -> None:
+def test_a_gap() -> None:
     """Missing numbers are a gap, with their count and the batch after them."""
     assert anomaly_rows([batch(0, 5), batch(9, 1), batch(10, 2)]) == [("SEQUENCE_GAP", 2)]
     (row,) = sequence_anomalies(table([batch(0, 5), batch(9, 1)])).to_pylist()
@@ -86,7 +86,7 @@ def test_repeats() -> None:
     assert "an earlier copy was not answered" in row["detail"]
 
 
-def test_a_hole_at_the_end_of_the_numbers() -> None:
+def test_a_gap_at_the_end_of_the_numbers() -> None:
     """The number before 0 is in no batch."""
     assert anomaly_rows([batch(_LAST, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
 

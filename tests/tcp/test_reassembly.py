@@ -53,9 +53,9 @@ def kernel(segments: list[Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
         }
         assert side["byte_count"] == len(owner)
         end = int(side["end"])
-        holes = [at for at in range(min(end, 4000)) if at not in owner]
+        gaps = [at for at in range(min(end, 4000)) if at not in owner]
         if end < 4000:
-            runs = sum(1 for at in holes if at - 1 not in set(holes))
+            runs = sum(1 for at in gaps if at - 1 not in set(gaps))
             assert side["gap_count"] == runs
         found.append(
             oracle.Stream(

@@ -143,10 +143,10 @@ def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     talk = secret_talk(parties)
     log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
     (anomaly,) = talk.playbook().run(log).anomalies
-    assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 1)
+    assert (anomaly["kind"], anomaly["reason"]) == (Anomaly.NOT_DECRYPTED, 1)
     wrong = re.sub(rb"(?m) [0-9a-f]{4}(?=[0-9a-f]*\r?$)", b" 0000", parties.key_log())
     (anomaly,) = talk.playbook().run(wrong).anomalies
-    assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
+    assert (anomaly["kind"], anomaly["reason"]) == (Anomaly.NOT_DECRYPTED, 3)
 
 
 def test_a_key_log_of_one_side_says_so(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_key_log_of_one_side_says_so(tmp_path: Path) -> None:
     assert len(assembly.exchanges)
     assert (assembly.exchanges["request"]["size"] > 0).all()
     found = assembly.anomalies[assembly.anomalies["kind"] == Anomaly.NOT_DECRYPTED]
-    assert found["a"].tolist() == [4]
+    assert found["reason"].tolist() == [4]
 
 
 def test_lines_of_half_bytes_are_passed_over(tmp_path: Path) -> None:

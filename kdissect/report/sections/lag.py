@@ -21,7 +21,7 @@ from kdissect.charts import Chart, Columns, load
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.document import LISTS, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
-from kdissect.sql.requests import HOLES, PRODUCE_ANSWERS, fetch_answers
+from kdissect.sql.requests import BREAKS, PRODUCE_ANSWERS, fetch_answers
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
@@ -69,7 +69,7 @@ _OUTCOMES = f"""
       SELECT t.transactional_id, t.begin_time, bool_or(e.api_key = {ApiKey.END_TXN}
         AND e.request_time >= t.begin_time) AS is_ending,
         bool_or(e.client_ip IN (SELECT client_ip FROM anomalies JOIN connections
-          USING (connection_id) WHERE kind IN {HOLES})) AS is_lossy
+          USING (connection_id) WHERE kind IN {BREAKS})) AS is_lossy
       FROM transactions t JOIN exchanges e USING (transactional_id)
       WHERE t.outcome = 'open' GROUP BY ALL HAVING bool_or(e.api_key IN {_COORDINATED})
     )
@@ -96,12 +96,12 @@ _SINCE = "ANTI JOIN restarts r ON r.topic = a.topic AND r.time >= a.time"
 # When a later commit to a partition may have been lost: before the first request behind the missing
 # bytes, or before the end of the connection.
 _LOST_COMMITS = f"""
-    WITH holes AS (
+    WITH breaks AS (
       SELECT connection_id, pos + byte_count AS stop FROM anomalies
-      WHERE direction = 'request' AND kind IN {HOLES} AND byte_count >= {_COMMIT_BYTES_MIN}
+      WHERE direction = 'request' AND kind IN {BREAKS} AND byte_count >= {_COMMIT_BYTES_MIN}
     ), lost AS (
       SELECT h.connection_id, max(coalesce(e.request_time, c.last_time)) AS time
-      FROM holes h JOIN connections c USING (connection_id) ASOF LEFT JOIN exchanges e
+      FROM breaks h JOIN connections c USING (connection_id) ASOF LEFT JOIN exchanges e
         ON e.connection_id = h.connection_id AND e.request_pos >= h.stop
       GROUP BY ALL
     )
