@@ -33,7 +33,7 @@ from kdissect.resume.open_connection import (
 from kdissect.tcp.columns import NO_ACK, CloseReason
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
-from kdissect.tls.plaintext import OpenedStream, TlsConnections
+from kdissect.tls.plaintext import OpenedStream
 
 Bools = npt.NDArray[np.bool_]
 
@@ -42,11 +42,11 @@ LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognis
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The frames of one direction, by exchange.
+    """The frame that each exchange has in one direction.
 
-    stream: its number. has: whether the exchange has a frame there. pos, end: of the frame with its
-    size prefix, from the first byte of the stream here on; in plaintext if it is decrypted. after:
-    STREAM, the stream from its end on.
+    stream: the number of the stream. has: whether there is a frame. pos, end: where the frame
+    begins, with its size prefix, and ends; in plaintext if it is decrypted. after: STREAM, what is
+    known of the stream after the frame.
     """
 
     stream: Ints
@@ -57,22 +57,33 @@ class Frames:
 
 
 class AssembledWindow:
-    """Connections of a window; stream 2 * connection + side is a row of `sides`.
+    """The connections of a window, whose carried and new segments were assembled together.
 
-    assembly: its connections and exchanges are those of whole connections; its anomalies have
-    positions and ids from the first byte here on. streams, tls: what it was made from.
+    What is here of a connection begins with its first carried byte. Positions and the ids in the
+    anomalies count from there, except those of `assembly.connections` and `assembly.exchanges`:
+    they are the same as in one run over all segments. streams, tls: what the assembly was made of.
 
-    By connection: before (OPEN, its state before the window), known (protocol there), pair (of
-    endpoints), is_last (of this pair), client (side), is_kafka, is_tls, is_unread_tls (it is not
-    decrypted), last_time (ns), is_closed (both ways), captured (bytes here). is_stuck: it is Kafka
-    over TLS whose rest cannot be decrypted, for want of secrets or after damage. is_given_up:
-    besides, it was read before, or much of it is here; `Progress` adds those without a gap that
-    may still be filled.
+    A value for each connection, which has streams 2 * row + side:
 
-    By stream: sides (SIDE); ends, position after the last byte; seq_of_start, sequence number of
-    position 0 here, or NO_NUMBER.
-    By segment: stream. By exchange: of (connection), lost (its response is known to be lost),
-    id_here (its id in `anomalies`), and the `frames` of requests and of responses.
+        before             OPEN, its state before the window
+        earlier_protocol   the protocol in that state
+        endpoints          the number of its pair of endpoints, which may have several connections
+        is_last            it is the last one of these
+        client_side        the side that sends the requests
+        is_kafka, is_tls   its protocol here
+        is_unread_tls      its TLS is not decrypted
+        is_stuck           Kafka over TLS whose rest cannot be decrypted, because secrets are
+                           missing or records are damaged
+        is_given_up        it is stuck, and was read before, or has many bytes here; `Progress`
+                           adds other stuck ones in which no gap can be filled any more
+        is_closed          both sides have sent a FIN, or one an RST
+        last_time          time of its last packet in ns
+        captured           count of its bytes here
+
+    For each stream: sides (SIDE); ends, the position after its last byte; seq_of_start, the
+    sequence number of position 0, or NO_NUMBER. For each segment: segment_stream. For each
+    exchange: connection_of, the row of its connection; is_lost, whether the capture lost its
+    response; id_here, its id in the anomalies; and the `frames` of requests and of responses.
     """
 
     def __init__(
@@ -88,15 +99,15 @@ class AssembledWindow:
             [batch], sources, options, key_logs, earlier_state(connections)
         )
         table, sides = streams.connections, streams.sides
-        self.streams, self.tls, self.lost, self.sides = streams, tls, pairs.lost(), sides
-        self.pair: Ints = table["pair"]
-        self.is_last = np.append(self.pair[1:] != self.pair[:-1], True)[: len(self.pair)]
+        self.streams, self.tls, self.is_lost, self.sides = streams, tls, pairs.lost(), sides
+        self.endpoints: Ints = table["pair"]
+        self.is_last = np.diff(self.endpoints, append=-1) != 0
         self.before = _before(connections, table)
-        self.client = assembly.connections["client_side"].astype(np.int64)
+        self.client_side = assembly.connections["client_side"].astype(np.int64)
         self.is_kafka: Bools = assembly.connections["protocol"] == Protocol.KAFKA
         self.is_tls: Bools = assembly.connections["is_tls"] != 0
-        self.known: Ints = self.before["earlier"]["protocol"]
-        was_kafka = self.known == Protocol.KAFKA
+        self.earlier_protocol: Ints = self.before["earlier"]["protocol"]
+        was_kafka = self.earlier_protocol == Protocol.KAFKA
         self.is_stuck = self.is_tls & (self.is_kafka | was_kafka)
         for row, opened in tls.opened.items():
             self.is_stuck[row] &= not all(stream.can_resume for stream in opened)
@@ -107,27 +118,41 @@ class AssembledWindow:
         has_fin = (sides["fin"] != NO_ACK).reshape(-1, 2).all(axis=1)
         self.is_closed = has_fin | (table["close_reason"] == CloseReason.RST)
         self.ends: Ints = np.where(sides["has_data"] != 0, sides["high"] - sides["origin"], 0)
-        self.stream = 2 * streams.connection.astype(np.int64) + streams.segments["side"]
-        self.seq_of_start = _seq_of_start(streams, sides, self.stream)
-        self.of = assembly.exchanges["connection"].astype(np.int64)
-        self.frames = (
-            _frames(assembly.exchanges, REQUEST, pairs, self.of, self.client, tls),
-            _frames(assembly.exchanges, RESPONSE, pairs, self.of, self.client, tls),
-        )
+        self.segment_stream = 2 * streams.connection.astype(np.int64) + streams.segments["side"]
+        self.seq_of_start = _seq_of_start(streams, sides, self.segment_stream)
+        self.connection_of = assembly.exchanges["connection"].astype(np.int64)
+        rows = assembly.exchanges
+        self.frames = self._frames(rows, pairs, REQUEST), self._frames(rows, pairs, RESPONSE)
         restated = _connections(assembly, self.before, table)
         self.last_time: Ints = restated["last_time_ns"]
         ids = restated["connection_id"]
-        exchanges = _exchanges(assembly.exchanges, self.frames, self.before, ids)
-        self.id_here = assembly.exchanges["exchange_id"]
+        exchanges = _exchanges(rows, self.frames, self.before, ids)
+        self.id_here = rows["exchange_id"]
         self.assembly = replace(assembly, connections=restated, exchanges=exchanges)
+
+    def _frames(self, exchanges: npt.NDArray[np.void], pairs: Pairs, way: int) -> Frames:
+        """The frames of the requests, or of the responses."""
+        column = exchanges[SIDES[way]]
+        table, row_of = ((pairs.requests, pairs.request), (pairs.responses, pairs.response))[way]
+        has, pos, after = row_of >= 0, column["pos"].copy(), np.zeros(len(row_of), STREAM)
+        after[has] = table["after"][row_of[has]]
+        for row, opened in self.tls.opened.items():
+            low, high = np.searchsorted(self.connection_of, [row, row + 1]).tolist()
+            rows = low + np.flatnonzero(has[low:high])
+            if len(rows):  # sizes count plaintext, so positions must do as well
+                records = opened[int(self.client_side[row]) ^ way].table
+                record = records[np.searchsorted(records["tcp_pos"], pos[rows], "right") - 1]
+                pos[rows] += record["pos"] - record["tcp_pos"]
+        stream = self.streams_of(way)[self.connection_of]
+        return Frames(stream, has, pos, pos + 4 + column["size"], after)
 
     def __len__(self) -> int:
         """The number of connections."""
-        return len(self.pair)
+        return len(self.endpoints)
 
     def streams_of(self, direction: int) -> Ints:
         """int64[connections]: the stream with the requests, or with the responses."""
-        return 2 * np.arange(len(self)) + (self.client ^ direction)
+        return 2 * np.arange(len(self)) + (self.client_side ^ direction)
 
     def opened_streams(self) -> Iterator[tuple[int, OpenedStream]]:
         """The decrypted streams of Kafka connections that continue."""
@@ -165,28 +190,6 @@ def _connections(assembly: Assembly, before: Rows, table: Rows) -> npt.NDArray[n
         assembly.endpoints, table["pair"], first_time, before["incarnation"]
     )
     return connections
-
-
-def _frames(
-    exchanges: npt.NDArray[np.void],
-    way: int,
-    pairs: Pairs,
-    of: Ints,
-    client: Ints,
-    tls: TlsConnections,
-) -> Frames:
-    column = exchanges[SIDES[way]]
-    table, row_of = ((pairs.requests, pairs.request), (pairs.responses, pairs.response))[way]
-    has, pos, after = row_of >= 0, column["pos"].copy(), np.zeros(len(row_of), STREAM)
-    after[has] = table["after"][row_of[has]]
-    for row, opened in tls.opened.items():
-        low, high = np.searchsorted(of, [row, row + 1]).tolist()
-        rows = low + np.flatnonzero(has[low:high])
-        if len(rows):  # sizes count plaintext, so positions must do as well
-            records = opened[int(client[row]) ^ way].table
-            record = records[np.searchsorted(records["tcp_pos"], pos[rows], "right") - 1]
-            pos[rows] += record["pos"] - record["tcp_pos"]
-    return Frames(2 * of + (client[of] ^ way), has, pos, pos + 4 + column["size"], after)
 
 
 def _exchanges(

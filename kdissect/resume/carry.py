@@ -244,34 +244,38 @@ class ConnectionCarry:
         keys = [*taken, *(others - taken.keys())]
         connections = [self._open[key] for key in keys]
         batch, sources = _with_carried(batch, sources, connections, list(taken.values()))
-        w = AssembledWindow(connections, batch, sources, self.options, self.key_logs)
-        is_forced = np.array([key in forced for key in keys], np.bool_)[w.pair]
-        progress = Progress(w, self.patience, now, is_forced, self.secret_apis, bool(self.key_logs))
-        self._count(w, progress)
-        self._keep(keys, w, next_connections(w, progress, sources))
+        window = AssembledWindow(connections, batch, sources, self.options, self.key_logs)
+        is_forced = np.array([key in forced for key in keys], np.bool_)[window.endpoints]
+        progress = Progress(
+            window, self.patience, now, is_forced, self.secret_apis, bool(self.key_logs)
+        )
+        self._count(window, progress)
+        self._keep(keys, window, next_connections(window, progress, sources))
         assembly = replace(
-            w.assembly,
-            exchanges=take(w.assembly.exchanges, np.flatnonzero(progress.is_done)),
-            anomalies=final_anomalies(w, progress),
+            window.assembly,
+            exchanges=take(window.assembly.exchanges, np.flatnonzero(progress.is_done)),
+            anomalies=final_anomalies(window, progress),
         )
         return CompletedExchanges(assembly, sources.carrying(assembly.carried.data))
 
-    def _count(self, w: AssembledWindow, progress: Progress) -> None:
-        counts, was_unknown = self.counts, w.known == Protocol.NONE
-        counts.kafka += int((was_unknown & w.is_kafka & (progress.protocol != Protocol.NONE)).sum())
-        is_other = was_unknown & (progress.protocol == Protocol.OTHER) & ~w.is_kafka
-        protocols = w.assembly.connections["protocol"][is_other]
+    def _count(self, window: AssembledWindow, progress: Progress) -> None:
+        counts, was_unknown = self.counts, window.earlier_protocol == Protocol.NONE
+        counts.kafka += int(
+            (was_unknown & window.is_kafka & (progress.protocol != Protocol.NONE)).sum()
+        )
+        is_other = was_unknown & (progress.protocol == Protocol.OTHER) & ~window.is_kafka
+        protocols = window.assembly.connections["protocol"][is_other]
         counts.unread += np.bincount(protocols, minlength=len(Protocol))
         counts.given_up += int(progress.has_secret.sum())
         counts.limited += int(progress.is_limited.sum())
-        counts.late += _late_count(w)
+        counts.late += _late_count(window)
 
     def _keep(
-        self, keys: list[bytes], w: AssembledWindow, after: dict[int, OpenConnection]
+        self, keys: list[bytes], window: AssembledWindow, after: dict[int, OpenConnection]
     ) -> None:
         """Replace the connections by those after the window; what follows one that is gone is
         found from the middle on."""
-        there = set(w.pair.tolist())
+        there = set(window.endpoints.tolist())
         for number, key in enumerate(keys):
             if number in after:
                 self._open[key] = after[number]
@@ -321,18 +325,20 @@ def _openings(states: Rows) -> npt.NDArray[np.void]:
     return made[np.lexsort((~is_client, number))]
 
 
-def _late_count(w: AssembledWindow) -> int:
+def _late_count(window: AssembledWindow) -> int:
     """Number of new packets with bytes before those that the streams begin with here, if such bytes
     were missing."""
-    segments, resumed = w.streams.segments, is_resumed(w.before)
-    start, connection = w.seq_of_start[w.stream], w.stream >> 1
+    segments, resumed = window.streams.segments, is_resumed(window.before)
+    start, connection = window.seq_of_start[window.segment_stream], window.segment_stream >> 1
     number = segments["seq"].astype(np.int64) + ((segments["flags"] & SYN) != 0)
     pos = ((number - start + 0x80000000) & 0xFFFFFFFF) - 0x80000000
     is_late = resumed[connection] & (segments["ip_id"] & COUNTED_BEFORE == 0)
-    is_late &= (w.streams.mark == 0) & (segments["length"] > 0) & (start != NO_NUMBER) & (pos < 0)
+    is_late &= (
+        (window.streams.mark == 0) & (segments["length"] > 0) & (start != NO_NUMBER) & (pos < 0)
+    )
     rows = np.flatnonzero(is_late)
-    way = w.client[connection[rows]] ^ segments["side"][rows]
-    missing = w.before["connection"]["direction"]["missing_byte_count"]
+    way = window.client_side[connection[rows]] ^ segments["side"][rows]
+    missing = window.before["connection"]["direction"]["missing_byte_count"]
     was_missing = missing[connection[rows], way] > 0
-    is_before_all = pos[rows] < -w.before["base"].reshape(-1)[w.stream[rows]]
+    is_before_all = pos[rows] < -window.before["base"].reshape(-1)[window.segment_stream[rows]]
     return int((was_missing | is_before_all).sum())

@@ -21,23 +21,23 @@ from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import TlsState
 
 
-def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
+def final_anomalies(window: AssembledWindow, progress: Progress) -> Rows:
     """The anomalies that come with this window, with positions and ids of whole connections.
 
     Those of an exchange come with it, others when the bytes of their place are carried no more.
     """
-    anomalies = w.assembly.anomalies.copy()
-    of, direction = anomalies["connection"].astype(np.int64), anomalies["direction"]
+    anomalies = window.assembly.anomalies.copy()
+    connection, direction = anomalies["connection"].astype(np.int64), anomalies["direction"]
     has_place = (direction <= RESPONSE) & (anomalies["pos"] >= 0)
-    stream = 2 * of + (w.client[of] ^ (direction.astype(np.int64) & 1))
+    stream = 2 * connection + (window.client_side[connection] ^ (direction.astype(np.int64) & 1))
     left = progress.carried[stream] - anomalies["pos"]
-    anomalies["pos"] += np.where(has_place, w.before["base"].reshape(-1)[stream], 0)
-    is_open = has_place & ~progress.is_over[of]
-    is_final = (progress.protocol[of] != Protocol.NONE) & (~is_open | (left > 0))
+    anomalies["pos"] += np.where(has_place, window.before["base"].reshape(-1)[stream], 0)
+    is_open = has_place & ~progress.is_over[connection]
+    is_final = (progress.protocol[connection] != Protocol.NONE) & (~is_open | (left > 0))
     rows = np.flatnonzero(anomalies["exchange_id"] != 0)
-    order = np.argsort(w.id_here)
-    exchange = order[np.searchsorted(w.id_here[order], anomalies["exchange_id"][rows])]
-    anomalies["exchange_id"][rows] = w.assembly.exchanges["exchange_id"][exchange]
+    order = np.argsort(window.id_here)
+    exchange = order[np.searchsorted(window.id_here[order], anomalies["exchange_id"][rows])]
+    anomalies["exchange_id"][rows] = window.assembly.exchanges["exchange_id"][exchange]
     is_final[rows] = progress.is_done[exchange]
     is_run = np.isin(anomalies["kind"], (Anomaly.GAP, Anomaly.UNFRAMED_BYTES))
     size = anomalies["byte_count"]
@@ -49,50 +49,52 @@ def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
 # -- state ----------------------------------------------------------------------------------
 
 
-def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
+def next_rows(window: AssembledWindow, progress: Progress) -> Rows:
     """OPEN[connections] after this window."""
-    rows = w.before.copy()
+    rows = window.before.copy()
     passed = progress.carried.reshape(-1, 2)
     rows["base"] += passed
-    seq = w.seq_of_start.reshape(-1, 2)
+    seq = window.seq_of_start.reshape(-1, 2)
     rows["seq"] = np.where(seq != NO_NUMBER, (seq + passed) & 0xFFFFFFFF, rows["seq"])
-    rows["exchange_count"] = np.bincount(w.of[~progress.is_done], minlength=len(w))
-    rows["connection"] = w.assembly.connections
-    for name, again in _carried_counts(w, progress).items():
+    connection = window.connection_of[~progress.is_done]
+    rows["exchange_count"] = np.bincount(connection, minlength=len(window))
+    rows["connection"] = window.assembly.connections
+    for name, again in _carried_counts(window, progress).items():
         counts = rows["connection"]["direction"][name]
         for way in (REQUEST, RESPONSE):
-            counts[:, way] -= again[w.streams_of(way)]
+            counts[:, way] -= again[window.streams_of(way)]
         counts[progress.protocol == Protocol.NONE] = 0  # all of it is carried
-    facts = w.streams.facts
+    facts = window.streams.facts
     rows["tcp"], rows["tcp_sides"] = facts.connections, facts.sides.reshape(-1, 2)
-    rows["earlier"] = _earlier(w, progress)
+    rows["earlier"] = _earlier(window, progress)
     rows["may_begin_until"], rows["due"] = progress.begin_until, progress.due
     return rows
 
 
-def _earlier(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+def _earlier(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
     """EARLIER[connections], for the kernels."""
-    earlier = w.before["earlier"].copy()
+    earlier = window.before["earlier"].copy()
     earlier["protocol"] = progress.protocol
-    earlier["client_side"] = w.client
-    stream = w.streams_of(RESPONSE)
-    lacks = w.sides["end"][stream] > w.sides["byte_count"][stream]
-    earlier["has_loss"] = lacks | (is_resumed(w.before) & (earlier["has_loss"] != 0))
+    earlier["client_side"] = window.client_side
+    stream = window.streams_of(RESPONSE)
+    lacks = window.sides["end"][stream] > window.sides["byte_count"][stream]
+    earlier["has_loss"] = lacks | (is_resumed(window.before) & (earlier["has_loss"] != 0))
     has_end = earlier["response_end"] != NO_RESPONSE
     earlier["response_end"] -= np.where(has_end, progress.carried[stream], 0)
-    frames = w.frames[RESPONSE]
+    frames = window.frames[RESPONSE]
     rows = _in_order(frames.pos, progress.is_done & frames.has)
-    end_time = w.assembly.exchanges["response"]["end_time_ns"]
-    earlier["response_end"][w.of[rows]] = frames.end[rows] - progress.pos[frames.stream[rows]]
-    earlier["response_time"][w.of[rows]] = end_time[rows]
-    earlier["streams"] = _streams(w, progress).reshape(-1, 2)
+    end_time = window.assembly.exchanges["response"]["end_time_ns"]
+    connection = window.connection_of[rows]
+    earlier["response_end"][connection] = frames.end[rows] - progress.pos[frames.stream[rows]]
+    earlier["response_time"][connection] = end_time[rows]
+    earlier["streams"] = _streams(window, progress).reshape(-1, 2)
     return earlier
 
 
-def _streams(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+def _streams(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
     """STREAM[streams] after the complete exchanges."""
-    streams = w.before["earlier"]["streams"].reshape(-1).copy()
-    for frames in w.frames:
+    streams = window.before["earlier"]["streams"].reshape(-1).copy()
+    for frames in window.frames:
         rows = _in_order(frames.pos, progress.is_done & frames.has)  # so the last frame stays
         streams[frames.stream[rows]] = frames.after[rows]
     streams["is_boundary"] = progress.is_boundary
@@ -105,12 +107,12 @@ def _in_order(pos: Ints, chosen: Bools) -> Ints:
     return rows[np.argsort(pos[rows], kind="stable")]
 
 
-def _carried_counts(w: AssembledWindow, progress: Progress) -> dict[str, Ints]:
+def _carried_counts(window: AssembledWindow, progress: Progress) -> dict[str, Ints]:
     """By stream: counts of the bytes from the position on where it resumes."""
-    sides, count, start = w.sides, 2 * len(w), progress.carried
+    sides, count, start = window.sides, 2 * len(window), progress.carried
     piece_count = sides["piece_stop"] - sides["piece_start"]
     index, first = gather_ranges(sides["piece_start"], piece_count)
-    pieces, stream = w.streams.pieces[index], np.repeat(np.arange(count), piece_count)
+    pieces, stream = window.streams.pieces[index], np.repeat(np.arange(count), piece_count)
     end_before = np.append(0, pieces["end"])[:-1]
     end_before[first[piece_count > 0]] = 0
     is_gap = pieces["pos"] > np.maximum(end_before, start[stream])
@@ -120,17 +122,17 @@ def _carried_counts(w: AssembledWindow, progress: Progress) -> dict[str, Ints]:
     np.maximum.at(last, stream, pieces["end"])
     gap_count = np.bincount(stream[is_gap], minlength=count)
     gap_count += sides["end"] > np.maximum(last, start)
-    extents = w.assembly.extents
+    extents = window.assembly.extents
     is_here = extents["source"] >= 0
     before = np.append(0, np.cumsum(np.where(is_here, extents["length"], 0)))
-    for way, frames in enumerate(w.frames):
+    for way, frames in enumerate(window.frames):
         rows = np.flatnonzero(frames.has & ~progress.is_done)
-        column = w.assembly.exchanges[SIDES[way]][rows]
+        column = window.assembly.exchanges[SIDES[way]][rows]
         first = column["extent_start"]
         captured = before[first + column["extent_count"]] - before[first] + 4
         np.add.at(framed, frames.stream[rows], captured)
     unframed = byte_count - framed
-    for number, opened in w.opened_streams():
+    for number, opened in window.opened_streams():
         text, pos = opened.table, int(progress.pos[number])
         inside = text["pos"] + text["length"] - np.maximum(text["pos"], pos)
         lost = sum(size for place, size, _ in opened.lost if place >= start[number])
@@ -147,29 +149,30 @@ def _carried_counts(w: AssembledWindow, progress: Progress) -> dict[str, Ints]:
 # -- carried segments -----------------------------------------------------------------------
 
 
-def carried_segments(w: AssembledWindow, progress: Progress) -> Rows:
+def carried_segments(window: AssembledWindow, progress: Progress) -> Rows:
     """SEGMENT rows to carry, cut where the carried bytes begin, by connection.
 
     `endpoints` is the row of their connection.
     """
-    segments, connection = w.streams.segments, w.streams.connection.astype(np.int64)
-    mark, flags, length = w.streams.mark, segments["flags"], segments["length"].astype(np.int64)
-    goes_on = (w.is_last & ~progress.is_gone)[connection] & (mark != DUPLICATE)
+    segments, connection = window.streams.segments, window.streams.connection.astype(np.int64)
+    mark, stream = window.streams.mark, window.segment_stream
+    flags, length = segments["flags"], segments["length"].astype(np.int64)
+    goes_on = (window.is_last & ~progress.is_gone)[connection] & (mark != DUPLICATE)
     is_looking = (progress.protocol == Protocol.NONE)[connection]
     is_whole = goes_on & is_looking
     is_whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
     resumes = goes_on & ~is_looking & (segments["packet"] > 0)  # no SYN of ours
-    is_known = w.seq_of_start[w.stream] != NO_NUMBER
-    wanted = (w.seq_of_start + progress.carried) & 0xFFFFFFFF
+    is_known = window.seq_of_start[stream] != NO_NUMBER
+    wanted = (window.seq_of_start + progress.carried) & 0xFFFFFFFF
     number = segments["seq"].astype(np.int64) + ((flags & SYN) != 0)
-    ahead = ((number - wanted[w.stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    ahead = ((number - wanted[stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
     has_bytes = resumes & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
     is_end = resumes & ((flags & (FIN | RST)) != 0)  # as a segment without bytes
     # and the last acknowledgement of bytes that are missing
-    lacks = progress.has_gap | (w.sides["end"] > w.ends)
-    acks = np.flatnonzero(resumes & ((flags & ACK) != 0) & lacks[w.stream ^ 1])
-    last_ack = np.full(2 * len(w), -1)
-    np.maximum.at(last_ack, w.stream[acks], acks)
+    lacks = progress.has_gap | (window.sides["end"] > window.ends)
+    acks = np.flatnonzero(resumes & ((flags & ACK) != 0) & lacks[stream ^ 1])
+    last_ack = np.full(2 * len(window), -1)
+    np.maximum.at(last_ack, stream[acks], acks)
     is_end[last_ack[last_ack >= 0]] = True
     rows = np.flatnonzero(is_whole | has_bytes | is_end)
     cut = np.where(is_known, np.clip(-ahead, 0, length), 0)
@@ -200,24 +203,24 @@ def payload(segments: Rows, sources: Sources) -> npt.NDArray[np.uint8]:
 
 
 def next_connections(
-    w: AssembledWindow, progress: Progress, sources: Sources
+    window: AssembledWindow, progress: Progress, sources: Sources
 ) -> dict[int, OpenConnection]:
     """By pair of endpoints, its last connection with the segments that it carries."""
-    rows, segments = next_rows(w, progress), carried_segments(w, progress)
+    rows, segments = next_rows(window, progress), carried_segments(window, progress)
     data = payload(segments, sources).tobytes()
-    bounds = np.searchsorted(segments["endpoints"], np.arange(len(w) + 1))
+    bounds = np.searchsorted(segments["endpoints"], np.arange(len(window) + 1))
     first_byte = np.append(0, np.cumsum(segments["captured"], dtype=np.int64))[bounds]
     segments["pos"] -= first_byte[segments["endpoints"]]
-    rtt, points = w.streams.facts.rtt, progress.points
-    rtt_bounds = np.searchsorted(rtt["stream"], 2 * np.arange(len(w) + 1))
+    rtt, points = window.streams.facts.rtt, progress.points
+    rtt_bounds = np.searchsorted(rtt["stream"], 2 * np.arange(len(window) + 1))
     found = {}
-    for row in np.flatnonzero(w.is_last & ~progress.is_gone).tolist():
+    for row in np.flatnonzero(window.is_last & ~progress.is_gone).tolist():
         counts = rtt[rtt_bounds[row] : rtt_bounds[row + 1]].copy()
         counts["stream"] -= 2 * row
         tls = None
-        if row in w.tls.sessions and 2 * row in points and 2 * row + 1 in points:
-            tls = TlsState(w.tls.sessions[row], (points[2 * row], points[2 * row + 1]))
-        found[int(w.pair[row])] = OpenConnection(
+        if row in window.tls.sessions and 2 * row in points and 2 * row + 1 in points:
+            tls = TlsState(window.tls.sessions[row], (points[2 * row], points[2 * row + 1]))
+        found[int(window.endpoints[row])] = OpenConnection(
             rows[row : row + 1].copy(),
             segments[bounds[row] : bounds[row + 1]].copy(),
             data[first_byte[row] : first_byte[row + 1]],

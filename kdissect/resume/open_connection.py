@@ -30,10 +30,15 @@ NO_NUMBER = -1  # sequence number that is not known
 NEVER = 2**63 - 1  # a time that does not come
 
 
-# Pairs are by side. earlier: its protocol is NONE while the connection is not recognised: all of it
-# is carried. KAFKA, in clear or decrypted, is carried from the first open frame on. OTHER is not
-# Kafka's, or over: its segments are counted, for `connections`. Of KAFKA and OTHER a made SYN marks
-# the first carried byte: the connection is *resumed*.
+# The state of a connection between two windows. A field with two values has one for each side. The
+# protocol in `earlier` decides what the next window gets:
+#
+#     protocol  the connection is           carried segments           bytes in `connection`
+#     NONE      not recognised yet          all                        none
+#     KAFKA     in clear text or decrypted  from the first open frame  those before
+#     OTHER     not Kafka's, or over        none                       all
+#
+# A connection with KAFKA or OTHER is *resumed*: a SYN that is made for it marks its first byte.
 OPEN = np.dtype([
     ("endpoints", ENDPOINTS),
     ("incarnation", "<i4"),  # its number among the connections of these endpoints
@@ -43,8 +48,7 @@ OPEN = np.dtype([
     ("base", "<i8", (2,)),  # stream position of the first carried byte
     ("seq", "<i8", (2,)),  # its sequence number, or NO_NUMBER
     ("earlier", EARLIER),
-    # counts without those of the carried bytes; times of the first and the last packet
-    ("connection", CONNECTION),
+    ("connection", CONNECTION),  # its counts, and the times of its first and last packet
     ("tcp", CONNECTION_FACTS),
     ("tcp_sides", SIDE_FACTS, (2,)),
 ])  # fmt: skip

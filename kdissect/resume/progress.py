@@ -19,7 +19,7 @@ from kdissect.tcp.columns import NO_ACK
 from kdissect.tls.session import RecordPoint
 
 _SECOND_NS = 1_000_000_000
-FORGOTTEN_NS = 60 * _SECOND_NS  # a closed connection is forgotten: half of MSL (RFC 9293, 3.4.1)
+FORGOTTEN_NS = 60 * _SECOND_NS  # of a closed connection; as long as TIME-WAIT on Linux
 CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
 CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
 PASSED_MAX = 64  # rows to a later answered exchange that make a request complete without response
@@ -74,7 +74,7 @@ class Progress:
 
     def __init__(
         self,
-        w: AssembledWindow,
+        window: AssembledWindow,
         patience: Patience,
         now: int,
         is_forced: Bools,
@@ -84,55 +84,57 @@ class Progress:
         """now: time in ns up to which packets have come. is_forced: bool[connections], it ends
         here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens
         must not either. has_key_logs: secrets of TLS may come a little later than its records."""
-        self._settle(w, patience, now)
-        is_closed = w.is_closed & (w.last_time + patience.closed_ns <= now)
-        self.is_over = ~w.is_last | is_forced | is_closed
-        self._complete(w)
-        exchanges = w.assembly.exchanges
+        self._settle(window, patience, now)
+        is_closed = window.is_closed & (window.last_time + patience.closed_ns <= now)
+        self.is_over = ~window.is_last | is_forced | is_closed
+        self._complete(window)
+        exchanges = window.assembly.exchanges
         is_secret = np.isin(exchanges["api_key"], list(secret_apis))
         is_secret |= (exchanges["is_sasl_token"] != 0) & bool(secret_apis)
-        self.has_secret = np.zeros(len(w), np.bool_)
-        self.has_secret[w.of[is_secret & ~self.is_done & ~w.is_tls[w.of]]] = True
+        connection = window.connection_of[is_secret & ~self.is_done]
+        self.has_secret = np.zeros(len(window), np.bool_)
+        self.has_secret[connection] = ~window.is_tls[connection]
         if self.has_secret.any():
             self.is_over |= self.has_secret
-            self._complete(w)
-        self._decide(w, has_key_logs)
-        self._resume(w)
-        forgotten = w.last_time + max(FORGOTTEN_NS, patience.closed_ns)
+            self._complete(window)
+        self._decide(window, has_key_logs)
+        self._resume(window)
+        forgotten = window.last_time + max(FORGOTTEN_NS, patience.closed_ns)
         self.is_gone = is_forced | self.has_secret | (self.is_over & (forgotten <= now))
-        due = np.where(w.is_closed, w.last_time + patience.closed_ns, self._until)
+        due = np.where(window.is_closed, window.last_time + patience.closed_ns, self._until)
         self.due = np.where(self.is_over, forgotten, np.minimum(due, self._until))
 
-    def _settle(self, w: AssembledWindow, patience: Patience, now: int) -> None:
+    def _settle(self, window: AssembledWindow, patience: Patience, now: int) -> None:
         """Find what may still come at the time `now`."""
-        self.begin_until = w.before["may_begin_until"].copy()
+        self.begin_until = window.before["may_begin_until"].copy()
         is_new = self.begin_until == NEVER
-        first_time = w.assembly.connections["first_time_ns"]
+        first_time = window.assembly.connections["first_time_ns"]
         self.begin_until[is_new] = first_time[is_new] + patience.begin_ns
-        has_syn = (w.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
-        is_looking = w.known == Protocol.NONE
+        has_syn = (window.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
+        is_looking = window.earlier_protocol == Protocol.NONE
         self._may_begin = (self.begin_until > now) & ~has_syn & is_looking
         self._until = np.where(self._may_begin, self.begin_until, NEVER)
-        self.limit = w.ends.copy()
-        is_searched = (w.sides["gap_count"] > 0) & np.repeat(w.is_kafka, 2)
+        self.limit = window.ends.copy()
+        is_searched = (window.sides["gap_count"] > 0) & np.repeat(window.is_kafka, 2)
         for stream in np.flatnonzero(is_searched).tolist():
-            self.limit[stream], when = _first_gap(w, stream, patience, now)
+            self.limit[stream], when = _first_gap(window, stream, patience, now)
             self._until[stream >> 1] = min(self._until[stream >> 1], when)
-        self.has_gap = self.limit < w.ends
+        self.has_gap = self.limit < window.ends
         # no packet can come with which the rest could be decrypted
-        w.is_given_up |= w.is_stuck & ~self.has_gap.reshape(-1, 2).any(axis=1)
-        for stream, opened in w.opened_streams():
+        window.is_given_up |= window.is_stuck & ~self.has_gap.reshape(-1, 2).any(axis=1)
+        for stream, opened in window.opened_streams():
             is_whole = not self.has_gap[stream]
             settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
             self.limit[stream] = settled
 
-    def _complete(self, w: AssembledWindow) -> None:
+    def _complete(self, window: AssembledWindow) -> None:
         """Find the complete exchanges, and the connections that are Kafka's beyond doubt."""
-        exchanges, of, (requests, responses) = w.assembly.exchanges, w.of, w.frames
-        ends_here = (self.is_over | w.is_given_up)[of]
+        exchanges, connection = window.assembly.exchanges, window.connection_of
+        requests, responses = window.frames
+        ends_here = (self.is_over | window.is_given_up)[connection]
         is_settled = [
             ~frames.has | (frames.end <= self.limit[frames.stream]) | ends_here
-            for frames in w.frames
+            for frames in window.frames
         ]
         is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~responses.has
         is_answered = requests.has & responses.has & is_settled[REQUEST] & is_settled[RESPONSE]
@@ -143,47 +145,48 @@ class Progress:
         done |= is_alone & is_followed & ~self.has_gap[requests.stream]
         # without a response: it is lost, or too many later requests were answered
         waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
-        last, index = np.full(len(w), -1), np.arange(len(of))
-        np.maximum.at(last, of[is_answered], index[is_answered])
-        done |= waiting & w.lost & (index < last[of])
+        last, index = np.full(len(window), -1), np.arange(len(connection))
+        np.maximum.at(last, connection[is_answered], index[is_answered])
+        done |= waiting & window.is_lost & (index < last[connection])
         # of a connection without captured responses, all requests count
-        was_framed = w.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
-        has_response = was_framed | (w.sides["has_data"] != 0)
+        was_framed = window.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
+        has_response = was_framed | (window.sides["has_data"] != 0)
         is_one_way = ~has_response[responses.stream]
-        np.maximum.at(last, of[is_one_way], index[is_one_way])
-        done |= waiting & (index + PASSED_MAX <= last[of])
+        np.maximum.at(last, connection[is_one_way], index[is_one_way])
+        done |= waiting & (index + PASSED_MAX <= last[connection])
 
-        confirmed = (w.known != Protocol.NONE) | self.is_over
-        confirmed[of[is_answered]] = True
-        confirmed |= np.bincount(of[done], minlength=len(w)) >= CONFIRMED_BY
-        confirmed &= (~w.is_stuck | w.is_given_up) & ~self._may_begin | self.is_over
+        confirmed = (window.earlier_protocol != Protocol.NONE) | self.is_over
+        confirmed[connection[is_answered]] = True
+        confirmed |= np.bincount(connection[done], minlength=len(window)) >= CONFIRMED_BY
+        confirmed &= (~window.is_stuck | window.is_given_up) & ~self._may_begin | self.is_over
         self._is_confirmed = confirmed
-        self.is_done, self._open_from = _before_open_ones(w, done & confirmed[of])
+        self.is_done, self._open_from = _before_open_ones(window, done & confirmed[connection])
 
-    def _decide(self, w: AssembledWindow, has_key_logs: bool) -> None:
+    def _decide(self, window: AssembledWindow, has_key_logs: bool) -> None:
         """Find the protocol of each connection."""
-        before = w.known
-        is_decided = np.isin(w.assembly.connections["protocol"], _DECIDED_AT_ONCE)
-        most = np.where(w.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
-        ends = is_decided | (w.captured > most) | (before == Protocol.OTHER)
+        before = window.earlier_protocol
+        is_decided = np.isin(window.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+        most = np.where(window.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
+        ends = is_decided | (window.captured > most) | (before == Protocol.OTHER)
         self.protocol: Ints = np.where(ends, Protocol.OTHER, Protocol.NONE)
         is_kafka = np.where(self._is_confirmed, Protocol.KAFKA, Protocol.NONE)
-        self.protocol[w.is_kafka] = is_kafka[w.is_kafka]
-        self.protocol[w.is_given_up | self.is_over] = Protocol.OTHER
+        self.protocol[window.is_kafka] = is_kafka[window.is_kafka]
+        self.protocol[window.is_given_up | self.is_over] = Protocol.OTHER
         self.is_limited = (
             (self.protocol == Protocol.OTHER) & (before != Protocol.OTHER) & ~self.is_over
         )
-        self.is_limited &= ~is_decided & ~(w.is_unread_tls & (before != Protocol.KAFKA))
+        self.is_limited &= ~is_decided & ~(window.is_unread_tls & (before != Protocol.KAFKA))
 
-    def _resume(self, w: AssembledWindow) -> None:
+    def _resume(self, window: AssembledWindow) -> None:
         """Find where each stream resumes: after its complete frames."""
-        self.pos = np.zeros(2 * len(w), np.int64)
-        for frames in w.frames:
+        self.pos = np.zeros(2 * len(window), np.int64)
+        for frames in window.frames:
             rows = frames.has & self.is_done
             np.maximum.at(self.pos, frames.stream[rows], frames.end[rows])
-        was_boundary = w.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
-        begins = np.repeat(is_resumed(w.before), 2)
-        self.is_boundary = np.where(begins, was_boundary, w.sides["has_syn"] != 0) | (self.pos > 0)
+        was_boundary = window.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
+        begins = np.repeat(is_resumed(window.before), 2)
+        begins_there = np.where(begins, was_boundary, window.sides["has_syn"] != 0)
+        self.is_boundary = begins_there | (self.pos > 0)
         # a search that finds nothing does not go over all of it again
         is_lost = (self._open_from == NO_POSITION) & (self.limit - self.pos > TAIL_MAX)
         is_read = np.repeat(self.protocol == Protocol.KAFKA, 2)
@@ -192,19 +195,21 @@ class Progress:
         self.is_boundary[is_lost] = False
         # of other connections no byte is read any more
         is_unread = np.repeat(self.protocol == Protocol.OTHER, 2)
-        self.pos[is_unread] = w.ends[is_unread]
+        self.pos[is_unread] = window.ends[is_unread]
         self.carried = self.pos.copy()
         self.points: dict[int, RecordPoint] = {}
-        for stream, opened in w.opened_streams():
+        for stream, opened in window.opened_streams():
             if opened.can_resume and is_read[stream]:
                 self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
 
 
-def _first_gap(w: AssembledWindow, stream: int, patience: Patience, now: int) -> tuple[int, int]:
+def _first_gap(
+    window: AssembledWindow, stream: int, patience: Patience, now: int
+) -> tuple[int, int]:
     """(position of a stream's first gap that may still be filled, when it is given up); without
     one, the end of the stream and NEVER."""
-    side, segments = w.sides[stream], w.streams.segments
-    pieces = w.streams.pieces[side["piece_start"] : side["piece_stop"]]
+    side, segments = window.sides[stream], window.streams.segments
+    pieces = window.streams.pieces[side["piece_start"] : side["piece_stop"]]
     begin, end, owner = pieces["pos"], pieces["end"], pieces["segment"]
     before = np.append(0, end)[:-1]
     is_gap = begin > before
@@ -219,27 +224,27 @@ def _first_gap(w: AssembledWindow, stream: int, patience: Patience, now: int) ->
     is_given_up |= is_lost & (acked >= begin)
     gaps = np.flatnonzero(is_gap & ~is_given_up)
     if not len(gaps):
-        return int(w.ends[stream]), NEVER
+        return int(window.ends[stream]), NEVER
     when = int(segments["time_ns"][owner[gaps[0]]]) + patience.gap_ns
     return int(before[gaps[0]]), when
 
 
-def _before_open_ones(w: AssembledWindow, done: Bools) -> tuple[Bools, Ints]:
+def _before_open_ones(window: AssembledWindow, done: Bools) -> tuple[Bools, Ints]:
     """(the exchanges `done` before the first other one, without those whose frame comes after one
     of an open exchange; int64[streams], where the first frame of any other exchange begins, or
     NO_POSITION)."""
     index = np.arange(len(done))
-    first = np.full(len(w), len(done))
-    np.minimum.at(first, w.of[~done], index[~done])
+    first = np.full(len(window), len(done))
+    np.minimum.at(first, window.connection_of[~done], index[~done])
     while True:
-        is_done: Bools = index < first[w.of]
-        open_from = np.full(2 * len(w), NO_POSITION)
+        is_done: Bools = index < first[window.connection_of]
+        open_from = np.full(2 * len(window), NO_POSITION)
         clash = np.zeros(len(done), np.bool_)
-        for frames in w.frames:
+        for frames in window.frames:
             rows = frames.has & ~is_done
             np.minimum.at(open_from, frames.stream[rows], frames.pos[rows])
-        for frames in w.frames:
+        for frames in window.frames:
             clash |= is_done & frames.has & (frames.pos > open_from[frames.stream])
         if not clash.any():
             return is_done, open_from
-        np.minimum.at(first, w.of[clash], index[clash])
+        np.minimum.at(first, window.connection_of[clash], index[clash])
