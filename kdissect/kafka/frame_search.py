@@ -60,7 +60,7 @@ NAMELESS_POINTS = 2  # deducted for a request without client id, because zeros r
 FOLLOWING, FOLLOWING_NAMELESS = 2, 4  # so many frames after a position must agree
 ENTRIES_MIN = 3  # a broker has at least so many APIs
 ENTRIES_READ = 8  # of an ApiVersions response
-FEATURES_MAX = 16  # tagged fields in it, and their highest number
+FEATURES_MAX = 16  # tagged fields in it
 SMALL_ID = 256  # messages are full of numbers below this
 WINDOW = 64  # pending requests examined around the expected one
 CLOCK_SLACK_NS = 5_000_000  # clock difference between two taps, or with `-i any`
@@ -378,33 +378,6 @@ def _are_ranges(stream: Stream, index: int, at: int, count: int, width: int) -> 
 
 
 @kernel
-def _end_of_tags(stream: Stream, index: int, at: int, end: int) -> int:
-    """Position after a section of a few tagged fields at `at` (KIP-482); -1 if it is none."""
-    pieces, stop = stream.pieces, stream.stop
-    count = peek(pieces, index, stop, at, 1)
-    at += 1
-    if not 0 <= count <= FEATURES_MAX:
-        return -1
-    for _ in range(count):
-        tag = peek(pieces, index, stop, at, 1)
-        size = peek(pieces, index, stop, at + 1, 1)
-        at += 2
-        if not 0 <= tag <= FEATURES_MAX or size < 0:
-            return -1
-        # a varint of two bytes
-        if size >= 128:
-            more = peek(pieces, index, stop, at, 1)
-            at += 1
-            if not 0 <= more < 128:
-                return -1
-            size += (more - 1) << 7
-        at += size
-        if at > end:
-            return -1
-    return int64(at)
-
-
-@kernel
 def _is_api_versions(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the frame at `pos` is an ApiVersions response: a list of entries of 6 or 7
     bytes.
@@ -427,8 +400,12 @@ def _is_api_versions(stream: Stream, index: int, pos: int, size: int) -> bool:
         return False
     if not _are_ranges(stream, index, pos + 11, count, 7):
         return False
-    end = pos + 4 + size
-    return _end_of_tags(stream, index, pos + 15 + 7 * count, end) == end
+    # KIP-482: the count of tagged fields, which have at least two bytes each
+    tag_count = peek(pieces, index, stop, pos + 15 + 7 * count, 1)
+    left = size - 12 - 7 * count
+    if tag_count == 0:
+        return left == 0
+    return 0 < tag_count <= FEATURES_MAX and 2 * tag_count <= left
 
 
 @kernel
