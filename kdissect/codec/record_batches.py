@@ -346,7 +346,8 @@ def _records(b: Rows, records: Rows, headers: pa.Array) -> pa.RecordBatch:
 
 def _batches(b: Rows) -> pa.RecordBatch:
     """Rows of batches whose records were parsed."""
-    b = take(b, np.flatnonzero(b["state"] != rk.BAD_LENGTH))
+    is_batch = b["state"] != rk.BAD_LENGTH
+    b = b if is_batch.all() else take(b, np.flatnonzero(is_batch))
     whole, partial = b["state"] == rk.WHOLE, b["state"] == rk.PARTIAL
     magic, attributes, visible = b["magic"], b["attributes"], b["visible"]
     is_v2 = magic == 2
