@@ -53,6 +53,7 @@ class Frames(NamedTuple):
         tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
         while walk["connection"] < connection_count:
             tables.used[:] = 0
+            first = int(walk["connection"])
             framing.walk_on(streams, walk, pending, pending_start, tables, decoder)
             frames, of_frames, of_faults = (
                 table[:count] for table, count in zip(tables[:3], tables.used, strict=True)
@@ -61,8 +62,10 @@ class Frames(NamedTuple):
             for table, file in ((frames, written), (of_faults, faults)):
                 table["extent_start"] += base
                 file.append(table)
-            np.add.at(start, frames["connection"] + 1, 1)
-            np.add.at(framed_bytes, frames["connection"], frames["captured"])
+            of = frames["connection"] - first
+            counts, sizes = np.bincount(of), np.bincount(of, frames["captured"])
+            start[first + 1 :][: len(counts)] += counts
+            framed_bytes[first:][: len(sizes)] += sizes.astype(np.int64)
             if walk["extents_needed"] > room:
                 room = int(walk["extents_needed"])
                 tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)

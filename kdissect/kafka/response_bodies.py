@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Ints, Positions, Row, Rows, address_of, read_only
+from kdissect.arrays import Bools, Bytes, Ints, Positions, Row, Rows, address_of, joined, read_only
 from kdissect.codec import column_kernel
 from kdissect.codec.column_kernel import LEVEL, MARK, OPEN, STATE, EncodedMessages
 from kdissect.jit import int64, kernel
@@ -90,7 +90,7 @@ def _programs(plans: dict[int, ColumnPlan]) -> tuple[Rows, column_kernel.Program
         apis[key] = one.first_version, one.first_version + len(one.entries) - 1, entry
         length += len(program)
         entry += len(one.entries)
-    return apis, column_kernel.Program(np.concatenate(programs), np.concatenate(entries))
+    return apis, column_kernel.Program(joined(programs), np.concatenate(entries))
 
 
 def new_decoder(api_keys: Iterable[int]) -> BodyDecoder:
