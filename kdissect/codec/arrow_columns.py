@@ -127,7 +127,7 @@ class Reader:
                 self._flag(invalid)
             return array
         if node.type is Type.UUID:
-            return uuids(self.buf, self.values(node, level, np.int64), valid)
+            return uuids(self.buf, self.values(node, level, np.int64), valid).dictionary_decode()
         stored = _STORED[node.type]
         return pa.array(self.values(node, level, stored), arrow_type(node), mask=~valid)
 

@@ -71,10 +71,10 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.StringArray:
+def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.DictionaryArray:
     """Kafka's text of the uuids at n places (-1: the zero uuid): 22 characters of base64."""
     size = np.where(start >= 0, 16, 0)
     raw = gathered(address_of(buf) + start, np.where(is_valid, size, -1)).dictionary_encode()
     different = [data or bytes(16) for data in raw.dictionary.to_pylist()]
     texts = [urlsafe_b64encode(data)[:22].decode() for data in different]
-    return pa.array(texts, pa.string()).take(raw.indices)
+    return pa.DictionaryArray.from_arrays(raw.indices, pa.array(texts, pa.string()))

@@ -240,7 +240,7 @@ def waits(
 def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Ints, Ints]:
     """int64[n] twice: the fewest and the most returned bytes that the log can have had when the
     chosen exchanges were sent."""
-    sets = marks.by_partition(Role.RECORDS)
+    sets = marks.records
     sets = sets[(sets["side"] == RESPONSE) & (sets["length"] > 0) & chosen[sets["row"]]]
     row = sets["row"]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000

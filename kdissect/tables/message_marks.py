@@ -140,6 +140,11 @@ class ChunkMarks:
         marks["partition"] = np.where(part >= 0, self._value[part], -1)
         return marks
 
+    @cached_property
+    def records(self) -> Rows:
+        """PARTITION_MARK rows of record data."""
+        return self.by_partition(Role.RECORDS)
+
     def record_sets(self, api_key: npt.NDArray[np.int16]) -> tuple[Rows, Ints]:
         """(PARTITION_MARK rows of the record sets that are not empty, bytes before the first batch
         of each).
@@ -147,7 +152,7 @@ class ChunkMarks:
         api_key: of each exchange of the chunk. FetchSnapshot (KIP-630) sends a snapshot in pieces;
         a piece with a position above 0 may start inside a batch. Other sets start with a batch.
         """
-        sets = self.by_partition(Role.RECORDS)
+        sets = self.records
         is_piece = api_key[sets["row"]] == ApiKey.FETCH_SNAPSHOT
         position = np.zeros(len(sets), np.int64)
         if is_piece.any():

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kdissect.arrays import Bytes, Ints
 from kdissect.codec.strings import uuids
-from kdissect.tables.arrow_arrays import binaries, labels, lists, strings
+from kdissect.tables.arrow_arrays import labels, lists, strings
 from kdissect.tables.schemas import TOPICS, table_of
 
 METADATA_TOPIC = "__cluster_metadata"
@@ -109,11 +109,9 @@ class ChunkTopics:
         encoded = strings(buf, *names).dictionary_encode()
         self.names: list[str] = encoded.dictionary.to_pylist()
         self.of_names = encoded.indices.to_numpy(zero_copy_only=False)
-        raw = binaries(buf, ids, np.full(len(ids), 16)).dictionary_encode()
-        distinct = np.frombuffer(b"".join(raw.dictionary.to_pylist()), np.uint8)
-        places = 16 * np.arange(len(raw.dictionary))
-        self.ids: list[str] = uuids(distinct, places, np.ones(len(places), np.bool_)).to_pylist()
-        self.id_codes = raw.indices.to_numpy(zero_copy_only=False)
+        encoded = uuids(buf, ids, np.ones(len(ids), np.bool_))
+        self.ids: list[str] = encoded.dictionary.to_pylist()
+        self.id_codes = encoded.indices.to_numpy(zero_copy_only=False)
         self._code_of = {name: code for code, name in enumerate(self.names)}
         of_id = [self._code(known.of_id.get(text)) for text in self.ids]
         self.of_ids = np.array([*of_id, NO_TOPIC])[self.id_codes]
