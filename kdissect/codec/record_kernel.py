@@ -72,7 +72,7 @@ BATCH_HEADER_SIZE = 61  # magic 2, up to the records
 MESSAGE_HEADER_SIZE_V0 = 18  # magic 0, up to the key's length
 MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
-SMALL_BATCH = 512  # bytes; a library takes longer for each batch up to here
+SMALL_BATCH = 160  # bytes; a library takes longer for each batch up to here
 
 # The position of `parse_records` between two calls, and the results of the last one.
 PARSE_POSITION = np.dtype(
@@ -297,11 +297,10 @@ def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> No
         batch["section_size"] = value_size
 
 
-# CRC-32C (RFC 3720, 12.1) of each byte before 0 to 7 zeros.
-_CRC_TABLES = np.tile(np.arange(256), (8, 1))
-for _number, _table in enumerate(_CRC_TABLES):
-    for _ in range(8 * _number + 8):
-        _table[:] = (_table >> 1) ^ (0x82F63B78 * (_table & 1))
+# The CRC-32C (RFC 3720, 12.1) of each byte.
+_CRC_TABLE = np.arange(256)
+for _ in range(8):
+    _CRC_TABLE = (_CRC_TABLE >> 1) ^ (0x82F63B78 * (_CRC_TABLE & 1))
 
 
 @jit.kernel
@@ -311,16 +310,9 @@ def small_crcs(buf: Bytes, batches: Rows) -> None:
         batch = batches[row]
         if batch["state"] != WHOLE or batch["magic"] != 2 or batch["size"] > SMALL_BATCH:
             continue
-        crc, pos, end = 0xFFFFFFFF, batch["crc_start"], batch["pos"] + batch["size"]
-        while pos + 8 <= end:
-            left, crc = crc, 0
-            for place in range(8):
-                byte = (left ^ jit.read_u8(buf, pos + place)) & 0xFF
-                crc ^= _CRC_TABLES[7 - place, byte]
-                left >>= 8
-            pos += 8
-        for place in range(pos, end):
-            crc = (crc >> 8) ^ _CRC_TABLES[0, (crc ^ jit.read_u8(buf, place)) & 0xFF]
+        crc = 0xFFFFFFFF
+        for place in range(batch["crc_start"], batch["pos"] + batch["size"]):
+            crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ jit.read_u8(buf, place)) & 0xFF]
         batch["computed_crc"] = crc ^ 0xFFFFFFFF
 
 
