@@ -57,18 +57,11 @@ def as_text(data: pa.BinaryArray) -> tuple[pa.StringArray, Indices]:
     except pa.ArrowInvalid:
         pass
     values = data.to_pylist()
-    wrong = [row for row, value in enumerate(values) if value is not None and not _is_utf8(value)]
-    for row in wrong:
-        values[row] = values[row].decode("utf-8", "replace").encode()
-    return pa.array(values, pa.binary()).view(pa.string()), np.array(wrong, np.int64)
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    texts = [None if value is None else value.decode("utf-8", "replace") for value in values]
+    wrong = [
+        row for row, text in enumerate(texts) if text is not None and text.encode() != values[row]
+    ]
+    return pa.array(texts, pa.string()), np.array(wrong, np.int64)
 
 
 def uuids(buf: Bytes, start: Positions, is_valid: Bools) -> pa.DictionaryArray:
