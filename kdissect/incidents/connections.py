@@ -110,7 +110,6 @@ def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
             row["client"],
             f"{plural(row['requests'], 'request')} ({', '.join(row['apis'])}) had no response "
             "before the connection was closed. Counted as lost: the time until then.",
-            next_command=evidence.command("show", "--where", "status = 'connection_closed'"),
         )
 
 

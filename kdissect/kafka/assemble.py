@@ -50,7 +50,6 @@ EARLIER = np.dtype(
     [
         ("protocol", "u1"),  # NONE if they have not shown it; then nothing else here is known
         ("client_side", "u1"),
-        ("has_loss", "u1"),  # whether bytes of responses are missing
         # of the last response: where its end lies from the first byte here on, or NO_RESPONSE; and
         # when
         ("response_end", "<i8"),
@@ -129,7 +128,7 @@ def assemble_streams(
     for column, kept in zip((client_side, protocol), before, strict=True):
         column[rows[is_other]] = kept[is_other]
     written = Written(EXTENT, scratch)
-    frames, pairs = _frames(streams, plain, known, size_max, written, scratch)
+    frames, pairs = _frames(streams, plain, size_max, written, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
     for refused, alert in first_alerts(streams, _has_syn(streams), plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
@@ -231,12 +230,7 @@ def _read_tls(
 
 
 def _frames(
-    streams: Streams,
-    plain: PlainStreams,
-    known: Rows,
-    size_max: int,
-    extents: Written,
-    scratch: Scratch,
+    streams: Streams, plain: PlainStreams, size_max: int, extents: Written, scratch: Scratch
 ) -> tuple[tuple[Frames, Frames], Pairs]:
     """Return the requests and the responses, and their pairs; appends the extents of both."""
     kafka, connections = plain.streams, streams.connections
@@ -245,9 +239,7 @@ def _frames(
     responses = Frames.of(kafka, new_walk(RESPONSE, size_max), requests, scratch, extents)
     plain.settle(responses)
     is_closed = connections["close_reason"] != CloseReason.CAPTURE_END
-    of_responses = _streams_of(kafka.client_side, RESPONSE)
-    has_loss = (_missing(streams)[of_responses] > 0) | (known["has_loss"] != 0)
-    return (requests, responses), _pairs(requests, responses, is_closed, has_loss, scratch)
+    return (requests, responses), _pairs(requests, responses, is_closed, scratch)
 
 
 def _streams_of(client_side: Bytes, direction: int) -> Indices:
@@ -256,16 +248,11 @@ def _streams_of(client_side: Bytes, direction: int) -> Indices:
     return streams
 
 
-def _missing(streams: Streams) -> Indices:
-    """int64[streams]: the count of bytes that the capture lacks."""
-    return streams.sides["end"] - streams.sides["byte_count"]
-
-
 def _count_bytes(
     table: Rows, streams: Streams, plain: PlainStreams, frames: tuple[Frames, Frames]
 ) -> None:
     """Fill the counts of framed, unframed and missing bytes of each connection."""
-    sides, missing = streams.sides, _missing(streams)
+    sides = streams.sides
     for direction in (REQUEST, RESPONSE):
         of = _streams_of(table["client_side"], direction)
         framed = frames[direction].framed_bytes.copy()
@@ -275,15 +262,12 @@ def _count_bytes(
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed + sides["header_size"][of]
         counts["unframed_byte_count"] = sides["byte_count"][of] - framed
-        counts["missing_byte_count"] = missing[of]
+        counts["missing_byte_count"] = sides["end"][of] - sides["byte_count"][of]
 
 
-def _pairs(
-    requests: Frames, responses: Frames, is_closed: Bools, has_loss: Bools, scratch: Scratch
-) -> Pairs:
+def _pairs(requests: Frames, responses: Frames, is_closed: Bools, scratch: Scratch) -> Pairs:
     buckets = pairing.buckets_for(requests.start, scratch)
-    closed, loss = is_closed.astype(np.uint8), has_loss.astype(np.uint8)
-    pairing.pair(requests, responses, closed, loss, buckets)
+    pairing.pair(requests, responses, is_closed.astype(np.uint8), buckets)
     room = len(requests.table) + len(responses.table)
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.number_exchanges(requests, responses, request, response)

@@ -18,9 +18,9 @@ with its id that was sent later is not its request. Clocks of two taps differ, s
 id of its own may appear up to CLOCKS_MAX_NS later than its response (an anomaly says so). One whose
 id its neighbour shares must come first, and so must a token.
 
-Produce with acks=0 wants no response, and a response in a break is missing. For other requests
-without a response the reason is the closed connection, if they come after the last answered one.
-Before it, if bytes of the response stream are missing, the capture lost the response.
+Produce with acks=0 wants no response. The response of a request before the last answered one is
+missing, because it came before that answer. For later requests the reason is the closed connection.
+Whether a response may be in bytes that the capture lacks is another question (`sql.requests`).
 
 Lookup: a request waits in a chain of its id's bucket, in order. Ids that are answered in order are
 found without the table. So the time is linear, for any ids that do not collide, and a bucket is
@@ -179,20 +179,15 @@ def _look_up(answer: _Answer, requests: Rows, buckets: Buckets, mask: int) -> tu
                 buckets.head[at] = after
             else:
                 buckets.following[before] = after
-            if buckets.tail[at] == row:
-                buckets.tail[at] = before
         row = after
     return (found if found >= 0 else silent), is_second
 
 
 @kernel
-def pair(
-    asking: Frames, answering: Frames, is_closed: Bytes, has_loss: Bytes, buckets: Buckets
-) -> None:
+def pair(asking: Frames, answering: Frames, is_closed: Bytes, buckets: Buckets) -> None:
     """Pair the requests and responses of every connection.
 
-    is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
-    its responses are missing. buckets: whatever is in them.
+    is_closed: uint8, by connection, whether its end was captured. buckets: whatever is in them.
     """
     requests, request_start = asking.table, asking.start
     responses, response_start = answering.table, answering.start
@@ -243,10 +238,9 @@ def pair(
             request = requests[row]
             if request["partner"] >= 0:
                 continue
-            is_reason = is_closed[connection] and (row > highest or not has_loss[connection])
             if request["kind"] == SILENT:
                 request["outcome"] = PairStatus.NO_RESPONSE_EXPECTED
-            elif is_reason and not request["is_lost"]:
+            elif is_closed[connection] and row > highest:
                 request["outcome"] = PairStatus.CONNECTION_CLOSED
             else:
                 request["outcome"] = PairStatus.RESPONSE_MISSING

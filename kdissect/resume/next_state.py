@@ -15,7 +15,7 @@ from kdissect.kafka.assembly import EXTENT, Anomaly, Protocol
 from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.assembled_window import AssembledWindow, Bools
-from kdissect.resume.open_connection import NO_NUMBER, Ints, OpenConnection, Rows, is_resumed
+from kdissect.resume.open_connection import NO_NUMBER, Ints, OpenConnection, Rows
 from kdissect.resume.progress import Progress
 from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import TlsState
@@ -77,8 +77,6 @@ def _earlier(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void
     earlier["protocol"] = progress.protocol
     earlier["client_side"] = window.client_side
     stream = window.streams_of(RESPONSE)
-    lacks = window.sides["end"][stream] > window.sides["byte_count"][stream]
-    earlier["has_loss"] = lacks | (is_resumed(window.before) & (earlier["has_loss"] != 0))
     has_end = earlier["response_end"] != NO_RESPONSE
     earlier["response_end"] -= np.where(has_end, progress.carried[stream], 0)
     frames = window.frames[RESPONSE]

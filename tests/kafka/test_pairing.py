@@ -18,7 +18,7 @@ steps = st.integers(0, 600_000_000)
 
 
 @st.composite
-def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, bool]:
+def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool]:
     time = 0
     requests, responses = [], []
     for _ in range(draw(st.integers(0, 14))):
@@ -30,11 +30,11 @@ def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, b
         kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
         is_behind = draw(st.sampled_from((False, False, True)))
         responses.append(Response(draw(ids), time, kind, is_behind))
-    return requests, responses, draw(st.booleans()), draw(st.booleans())
+    return requests, responses, draw(st.booleans())
 
 
 def kernel(
-    many: list[tuple[list[Request], list[Response], bool, bool]],
+    many: list[tuple[list[Request], list[Response], bool]],
 ) -> list[tuple[list[int], list[int], list[int], list[bool]]]:
     requests = [request for connection in many for request in connection[0]]
     responses = [response for connection in many for response in connection[1]]
@@ -51,13 +51,11 @@ def kernel(
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7
-    is_closed, has_loss = (
-        np.array([connection[index] for connection in many], np.uint8) for index in (2, 3)
-    )
+    is_closed = np.array([connection[2] for connection in many], np.uint8)
     none, nothing = np.zeros(0, ANOMALY), np.zeros(0, np.int64)
     asking = Frames(pending, starts, none, nothing)
     answering = Frames(answer_rows, answers, none, nothing)
-    pairing.pair(asking, answering, is_closed, has_loss, buckets)
+    pairing.pair(asking, answering, is_closed, buckets)
     answer_of, status, is_lost = (pending[name] for name in ("partner", "outcome", "is_lost"))
     request_of, came = answer_rows["partner"], answer_rows["outcome"]
     for answer, row in enumerate(request_of):
@@ -79,7 +77,7 @@ def kernel(
 
 @given(st.lists(connections(), max_size=3))
 def test_the_kernel_pairs_as_the_oracle(
-    many: list[tuple[list[Request], list[Response], bool, bool]],
+    many: list[tuple[list[Request], list[Response], bool]],
 ) -> None:
     """Repeating and wrapping ids, tokens, acks=0, clocks that differ, breaks, any order."""
     assert kernel(many) == [tuple(oracle.pair(*connection)) for connection in many]
@@ -89,7 +87,7 @@ def test_linear_for_ids_that_never_change() -> None:
     """100,000 requests with one ID, all responses at the end, and as many second ones."""
     requests = [Request(0, number, EXPECTS) for number in range(100_000)]
     responses = [Response(0, 1_000_000, EXPECTS)] * 200_000
-    answer_of, _, came, _ = kernel([(requests, responses, False, False)])[0]
+    answer_of, _, came, _ = kernel([(requests, responses, False)])[0]
     assert answer_of == list(range(100_000))
     assert came[100_000:] == [pairing.SECOND] * 100_000
 
@@ -98,7 +96,7 @@ def test_linear_for_ids_that_never_change_behind_breaks() -> None:
     """100,000 requests with one ID, each response after a gap, cost linear work."""
     requests = [Request(0, 10 * number, EXPECTS) for number in range(100_000)]
     responses = [Response(0, 20 * number + 5, EXPECTS, True) for number in range(50_000)]
-    answer_of, status, came, is_lost = kernel([(requests, responses, False, True)])[0]
+    answer_of, status, came, is_lost = kernel([(requests, responses, False)])[0]
     assert came == [pairing.IN_ORDER] * 50_000
     assert [row for row, answer in enumerate(answer_of) if answer >= 0] == list(
         range(0, 100_000, 2)
@@ -112,16 +110,16 @@ def test_a_response_behind_a_break_answers_the_youngest_request_with_its_id() ->
     pending = ((5, 0), (6, 10), (5, 20))
     requests = [Request(number, time, EXPECTS) for number, time in pending]
     late = [Response(5, 25, EXPECTS, True)]
-    assert kernel([(requests, late, False, True)])[0][0] == [-1, -1, 0]
+    assert kernel([(requests, late, False)])[0][0] == [-1, -1, 0]
     in_order = [Response(5, 25, EXPECTS, False)]
-    assert kernel([(requests, in_order, False, True)])[0][0] == [0, -1, -1]
+    assert kernel([(requests, in_order, False)])[0][0] == [0, -1, -1]
 
 
 def test_requests_before_a_break_wait_no_longer() -> None:
     """The answers to 5 and 6 were in the break; the next answer with id 5 is another request's."""
     requests = [Request(5, 0, EXPECTS), Request(6, 1, EXPECTS), Request(7, 2, EXPECTS)]
     told = [Response(7, 10, EXPECTS, True), Response(5, 20, EXPECTS, False)]
-    answer_of, status, came, is_lost = kernel([(requests, told, True, True)])[0]
+    answer_of, status, came, is_lost = kernel([(requests, told, True)])[0]
     assert answer_of == [-1, -1, 0]
     assert is_lost == [True, True, False]
     assert status[:2] == [PairStatus.RESPONSE_MISSING] * 2
@@ -131,8 +129,8 @@ def test_requests_before_a_break_wait_no_longer() -> None:
 def test_a_token_answers_the_token_before_it() -> None:
     """Lock step: the answer to the first was lost, or the first itself."""
     both = [Request(-1, 0, TOKEN), Request(-1, 20, TOKEN)]
-    assert kernel([(both, [Response(-1, 30, TOKEN, True)], False, True)])[0][0] == [-1, 0]
+    assert kernel([(both, [Response(-1, 30, TOKEN, True)], False)])[0][0] == [-1, 0]
     second = [Request(9, 0, EXPECTS), Request(-1, 20, TOKEN)]
     told = [Response(9, 5, EXPECTS), Response(-1, 10, TOKEN)]
-    answer_of, _, came, _ = kernel([(second, told, False, False)])[0]
+    answer_of, _, came, _ = kernel([(second, told, False)])[0]
     assert (answer_of, came) == ([0, -1], [pairing.IN_ORDER, pairing.UNASKED])

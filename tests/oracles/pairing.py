@@ -48,7 +48,7 @@ def may_answer(requests: Sequence[Request], row: int, time_ns: int) -> bool:
 
 
 def pair(
-    requests: Sequence[Request], responses: Sequence[Response], is_closed: bool, has_loss: bool
+    requests: Sequence[Request], responses: Sequence[Response], is_closed: bool
 ) -> tuple[list[int], list[PairStatus], list[int], list[bool]]:
     """Of one connection: the response of each request (-1 none), its status, how each response
     came, and whose answer was in a break."""
@@ -107,11 +107,10 @@ def pair(
         status[found] = PairStatus.PAIRED
     for row, request in enumerate(requests):
         if answer_of[row] < 0:
-            is_out = is_closed and not (has_loss and row < highest)
             if is_lost[row]:
                 status[row] = PairStatus.RESPONSE_MISSING
             elif request.kind == SILENT:
                 status[row] = PairStatus.NO_RESPONSE_EXPECTED
-            elif is_out:
+            elif is_closed and row > highest:
                 status[row] = PairStatus.CONNECTION_CLOSED
     return answer_of, status, came, is_lost
