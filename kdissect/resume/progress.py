@@ -216,17 +216,15 @@ def _first_gap(
     # bytes that a snap length cut do not come
     cut = (segments["length"][owner] - segments["captured"][owner]).astype(np.int64)
     is_gap[1:] &= begin[1:] > end[:-1] + cut[:-1]
-    waited = now - segments["time_ns"][owner]
-    behind = end[-1:] - begin
     acked = side["ack_high"] - side["origin"] if side["ack_high"] != NO_ACK else -1
-    is_lost = (waited >= patience.acked_ns) | (behind >= patience.acked_bytes)
-    is_given_up = (waited >= patience.gap_ns) | (behind >= patience.gap_bytes)
-    is_given_up |= is_lost & (acked >= begin)
+    is_lost = acked >= begin
+    given_up_at = segments["time_ns"][owner] + np.where(is_lost, patience.acked_ns, patience.gap_ns)
+    most_bytes = np.where(is_lost, patience.acked_bytes, patience.gap_bytes)
+    is_given_up = (given_up_at <= now) | (end[-1:] - begin >= most_bytes)
     gaps = np.flatnonzero(is_gap & ~is_given_up)
     if not len(gaps):
         return int(window.ends[stream]), NEVER
-    when = int(segments["time_ns"][owner[gaps[0]]]) + patience.gap_ns
-    return int(before[gaps[0]]), when
+    return int(before[gaps[0]]), int(given_up_at[gaps[0]])
 
 
 def _before_open_ones(window: AssembledWindow, done: Bools) -> tuple[Bools, Ints]:

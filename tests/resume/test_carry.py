@@ -201,6 +201,20 @@ def test_a_gap_that_was_acknowledged_is_given_up(run: Run) -> None:
     assert (3, "response_missing") in flat(found)
 
 
+def test_an_acknowledged_gap_needs_no_later_packet_of_its_connection(run: Run) -> None:
+    """Others go on for a second: the exchange behind the gap comes then."""
+    talk, other = Talk(40000), Talk(40001, start=10_000)
+    talk.exchange(1)
+    talk.exchange(2, keep=False)
+    talk.exchange(3)
+    talk.acknowledge(0)
+    for number in range(3):
+        other.exchange(10 + number)
+        other.time += SECOND // 2
+    found = run.packets(sorted(talk.packets + other.packets, key=lambda one: one.time_ns))
+    assert (3, "paired") in flat(found[:-1])
+
+
 def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
     """Its open requests come when others go on for a second; a reused port begins anew."""
     talk, other = Talk(40000), Talk(40001, start=10_000)
