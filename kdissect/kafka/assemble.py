@@ -118,7 +118,7 @@ def assemble_streams(
     is_hinted = _is_hinted(endpoints, options.ports)[connections["pair"]]
     rows = np.flatnonzero(protocol == Protocol.NONE)
     recognise(kafka_streams, connections, is_hinted, rows, new_walk(REQUEST, size_max), NO_FRAMES)
-    tls, is_tls = _read_tls(kafka_streams, known, streams, key_logs, tls_states)
+    tls, is_tls = _read_tls(kafka_streams, known, streams, key_logs, tls_states, sources.carried)
     plain = plain_streams(kafka_streams, streams, tls, sources.carried)
     # decrypted connections that are not Kafka stay TLS
     rows = np.array([row for row in sorted(tls.opened) if protocol[row] != Protocol.KAFKA], int)
@@ -203,10 +203,11 @@ def _read_tls(
     streams: Streams,
     key_logs: Sequence[memoryview],
     states: dict[int, TlsState],
+    carried: Bytes,
 ) -> tuple[TlsConnections, Bools]:
     """Decrypt TLS connections; also returns bool[connections]: the connection has TLS.
 
-    states: by connection, TLS state of earlier segments.
+    states: by connection, TLS state of earlier segments. carried: bytes that they brought along.
     """
     is_tls: Bools = kafka.protocol == Protocol.TLS
     is_tls[list(states)] = True
@@ -215,7 +216,7 @@ def _read_tls(
         from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
 
         rows = np.flatnonzero(is_tls).tolist()
-        tls = read_tls(streams, _has_syn(streams), rows, key_logs, states)
+        tls = read_tls(streams, _has_syn(streams), rows, key_logs, states, carried)
     for connection in states:
         if connection in tls.opened:
             opened = tls.opened[connection][1 - int(kafka.client_side[connection])]

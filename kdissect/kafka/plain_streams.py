@@ -64,7 +64,7 @@ def plain_streams(
 ) -> PlainStreams:
     """All streams, with the decrypted records of `tls` after the pieces of the captures.
 
-    carried: bytes that the segments brought along; decrypted ones come after them.
+    carried: bytes that the segments brought along; the spool has them before the decrypted ones.
     """
     real_count = len(kafka.times)
     if not tls.opened:
@@ -81,17 +81,16 @@ def plain_streams(
             own["piece_stop"] = count
             tables.append(table)
     records = np.concatenate(tables)
-    data, base = tls.spool.array(), len(carried)
-    data = np.concatenate([carried, data]) if base else data
+    data = tls.spool.array()
     pieces = np.zeros(len(records), PIECE)
     pieces["pos"] = records["pos"]
     pieces["end"] = records["pos"] + records["length"]
-    pieces["address"] = records["spool_pos"] + base + data.ctypes.data
-    pieces["file_pos"] = records["spool_pos"] + base + CARRIED_FROM
+    pieces["address"] = records["spool_pos"] + data.ctypes.data
+    pieces["file_pos"] = records["spool_pos"] + CARRIED_FROM
     pieces["segment"] = real_count + np.arange(len(records))
     first = records["first_segment"]
     order = np.argsort(records["spool_pos"])
-    start, file_pos = records["spool_pos"][order] + base, streams.segments["pos"][first[order]]
+    start, file_pos = records["spool_pos"][order], streams.segments["pos"][first[order]]
     plain = kafka._replace(
         pieces=joined([streams.pieces, pieces]),
         times=np.concatenate([kafka.times, kafka.times[first]]),

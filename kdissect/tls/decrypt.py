@@ -51,7 +51,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kdissect.arrays import Marks, Rows
+from kdissect.arrays import Bytes, Marks, Rows
 from kdissect.capture.scratch import Written
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
@@ -101,12 +101,16 @@ def read_tls(
     connections: Iterable[int],
     key_logs: Sequence[Text],
     resumed: Mapping[int, TlsState],
+    carried: Bytes,
 ) -> TlsConnections:
     """Handshakes of the given TLS connections; with key logs (buffers of text) their plaintext.
 
-    resumed: those whose streams begin at a record (`RecordPoint`), instead of a handshake.
+    resumed: those whose streams begin at a record (`RecordPoint`), instead of a handshake. carried:
+    bytes that the spool has before the plaintext.
     """
     tls = TlsConnections()
+    if key_logs:
+        tls.spool.append(carried)
     sessions: dict[int, Session | None] = {}
     for connection in connections:
         if connection in resumed:
