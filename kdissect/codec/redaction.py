@@ -2,7 +2,7 @@
 
 A field of a secret name is secret (`SECRET_FIELDS`), and so is the value of a config that is
 sensitive (`is_sensitive_name`). Secrets are strings or bytes. A name means the same in all
-definitions: `redacted` serves decoded messages and frames of all APIs, `redact_column` all Arrow
+definitions: `redact_body` and `redact_frame` serve all APIs, `redact_column` all Arrow
 columns. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Anomalies show
 bytes as they were captured: for `secret_apis` and records with secrets they show ``[redacted]``.
 """
@@ -43,16 +43,19 @@ SECRET_FIELDS = frozenset(
 # A struct with these two texts is a config, a claim or an extension of a token.
 _NAME, _VALUE, _FLAG = "name", "value", "is_sensitive"
 
-_SENSITIVE = re.compile(r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE)
-# No secrets. KIP-48: the extension `tokenauth` says that the user is the id of a token.
-_HARMLESS = re.compile(
-    r"key\.(de)?serializer|key\.type|keystore\.(type|location)|^tokenauth$", re.IGNORECASE
+# Kafka's configs of type PASSWORD and the usual words for a secret. `key` is a word by itself, but
+# for the classes that read and write keys. KIP-48: `tokenauth` says that the user is a token's id.
+_SENSITIVE = re.compile(
+    r"password|passwd|passphrase|secret|credentials?$|jaas|user\.info|token(?!auth$)|api_?key"
+    r"|certificate\.chain|truststore\.certificates"
+    r"|(^|[._-])key($|[._-])(?!(de)?serializer|converter|type)",
+    re.IGNORECASE,
 )
 
 
 def is_sensitive_name(name: str) -> bool:
     """Return whether a config's name indicates that its value is a secret."""
-    return bool(_SENSITIVE.search(name)) and not _HARMLESS.search(name)
+    return bool(_SENSITIVE.search(name))
 
 
 def is_secret(name: str, holder: Mapping[str, Any]) -> bool:
@@ -98,31 +101,32 @@ def record_may_hold_secrets(name: str) -> bool:
 # -- decoded messages and frames ------------------------------------------------------------
 
 
-def redacted(value: Any, hides_tags: bool = False, as_text: bool = True) -> Any:
-    """A copy of decoded values without secrets.
+def _redacted(value: Any, hidden: str | bytes, hides_tags: bool, hides_empty: bool) -> Any:
+    """A copy of decoded values with `hidden` instead of secret bytes, and text instead of texts.
 
-    hides_tags: replace the unknown tags as well, since nobody knows what they hold. as_text: bytes
-    are replaced by text, for output; else by bytes, for a frame, and empty values stay.
+    hides_tags: replace the unknown tags as well, since nobody knows what they hold. hides_empty:
+    replace empty secrets.
     """
     if isinstance(value, list):
-        return [redacted(each, hides_tags, as_text) for each in value]
+        return [_redacted(each, hidden, hides_tags, hides_empty) for each in value]
     if not isinstance(value, dict):
         return value
     copy: dict[Any, Any] = {}
     for name, inner in value.items():
         if name == UNKNOWN_TAGS:
-            hidden = TEXT if as_text else _BYTES
             copy[name] = dict.fromkeys(inner, hidden) if hides_tags else dict(inner)
-        elif (inner if not as_text else inner is not None) and is_secret(name, value):
-            copy[name] = TEXT if as_text or isinstance(inner, str) else _BYTES
+        elif (inner or (hides_empty and inner is not None)) and is_secret(name, value):
+            copy[name] = TEXT if isinstance(inner, str) else hidden
         else:
-            copy[name] = redacted(inner, hides_tags, as_text)
+            copy[name] = _redacted(inner, hidden, hides_tags, hides_empty)
     return copy
 
 
 def redact_body(body: dict[str, Any], api_key: int, side: int) -> dict[str, Any]:
     """A copy of a message's body without secrets, for output as text."""
-    copy: dict[str, Any] = redacted(body, may_hold_secrets(api_key, side))
+    copy: dict[str, Any] = _redacted(
+        body, TEXT, hides_tags=may_hold_secrets(api_key, side), hides_empty=True
+    )
     return copy
 
 
@@ -133,7 +137,7 @@ def redact_frame(frame: bytes, api_key: int, api_version: int, side: int) -> byt
         return frame
     try:
         message = decode_message(frame, side=SIDES[side], api_key=api_key, api_version=api_version)
-        body = redacted(message.body, hides_tags=True, as_text=False)
+        body = _redacted(message.body, _BYTES, hides_tags=True, hides_empty=False)
         if body == message.body and not message.surplus:
             return frame
         message.body, message.surplus = body, b""

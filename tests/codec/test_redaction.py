@@ -69,6 +69,14 @@ def test_configs_hide_by_name_and_by_the_brokers_word() -> None:
         ("key.serializer", False),
         ("retention.ms", False),
         ("ssl.keystore.type", False),
+        ("ssl.keystore.certificate.chain", True),
+        ("client.keystore.key.pem", True),
+        ("ssl.keymanager.algorithm", False),
+        ("key.converter", False),
+        ("schema.registry.basic.auth.user.info", True),
+        ("database.passwd", True),
+        ("sasl.oauthbearer.client.credentials.client.id", False),
+        ("tokenauth", False),
     ],
 )
 def test_names_tell_secrets(name: str, hidden: bool) -> None:
