@@ -17,7 +17,8 @@ its connection, and never changes. What becomes of a request that is open at the
         none follows            never a row
 
 A run that saves state gives some connections up, as `resume.carry` describes, and so does
-`assemble` those of a large bucket (SEGMENTS_MAX). Their open requests are rows without response.
+`assemble` those of a large bucket without saved state (SEGMENTS_MAX). Their open requests are rows
+without response. A bucket with saved state is assembled in memory, however large it is.
 
 Late bytes of rows that are written are counted, not repaired (`saved_state.COUNTS`). Rows go to two
 kinds of files. *Final* files are never replaced by an append. The others are written anew by each

@@ -57,7 +57,9 @@ from kdissect.tcp.columns import CloseReason
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files (`capture.scratch`)
 PART_ROWS = 1 << 15  # exchanges at a time
-SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
+# Segments of a bucket whose connections a run that saves state begins to follow. A bucket that goes
+# on with saved connections has no limit, because they would end. Both are assembled in memory.
+SEGMENTS_MAX = 1_000_000
 
 
 class Gathered:
