@@ -183,7 +183,7 @@ POLL_MIN_MS = 1.0  # available records are returned faster
 POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # a timer of the broker ends a poll, up to a tick late
 APPEND_MS = 250  # from a record's timestamp until a consumer can see it: linger, replication
 _BATCHES = 4096  # scanned at a time
-_IS_LOG_APPEND, _IS_TRANSACTIONAL, _IS_CONTROL = 8, 16, 32  # attributes of a batch
+_IS_TRANSACTIONAL, _IS_CONTROL = 16, 32  # attributes of a batch
 
 
 class Wait(IntEnum):
@@ -197,13 +197,11 @@ class Wait(IntEnum):
       for the one before it.
 
     The records that a poll returned decide. A batch was not available if its latest timestamp is
-    after the request. It was available if the broker stamped it (LogAppendTime, KIP-32) more than
-    APPEND_MS before the request. A producer's timestamp that old (CreateTime) may be of an event,
-    or of a mirrored topic. It counts if the response was cut within a batch: then the log has more
-    than the client takes at once. In between, and without timestamps, nothing decides. A
-    transaction's batches become visible with its marker. An error ends a wait, so it is no
-    evidence. A poll below POLL_MIN_MS did not wait. A poll that took longer than `max_wait_ms`
-    allows is an answer, however little it returned: the broker was late.
+    after the request. It was available if that timestamp is more than APPEND_MS before the request:
+    a producer stamps records before it sends them, and a broker writes them later. In between, and
+    without timestamps, nothing decides. A transaction's batches become visible with its marker. An
+    error ends a wait, so it is no evidence. A poll below POLL_MIN_MS did not wait. A poll that took
+    longer than `max_wait_ms` allows is an answer, however little it returned: the broker was late.
 
     Heartbeats of the newer groups (KIP-848, KIP-932, KIP-1071) are answers: their coordinator does
     not wait for members.
@@ -247,9 +245,7 @@ def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Int
     row = sets["row"]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000
     start, length = (np.ascontiguousarray(sets[name]) for name in ("value", "length"))
-    # least or most; plain or transactional, by the broker's timestamps and then by producers'
-    by_evidence = np.zeros((2, 4, len(sets)), np.int64)
-    is_cut = np.zeros(len(sets), np.bool_)  # within a batch
+    by_evidence = np.zeros((2, 2, len(sets)), np.int64)  # least or most, plain or transactional
     has_ended = np.zeros((2, len(sets)), np.bool_)  # a transaction ended after the request
     position = rk.scan_start()
     table = np.empty(_BATCHES, rk.BATCH)
@@ -257,16 +253,16 @@ def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Int
         batches = table[:count]
         of, attributes = batches["set_index"], batches["attributes"]
         is_control = attributes & _IS_CONTROL != 0
-        kind = (attributes & _IS_TRANSACTIONAL != 0) + 2 * (attributes & _IS_LOG_APPEND == 0)
-        is_cut[of[batches["state"] != rk.WHOLE]] = True
+        is_transactional = (attributes & _IS_TRANSACTIONAL != 0).astype(np.int64)
         for case, tolerance_ms in enumerate((APPEND_MS, 0)):
             latest_ms = batches["max_timestamp"]
             is_new = latest_ms > sent_ms[of] - tolerance_ms
             is_new |= (latest_ms < 0) & (tolerance_ms > 0)  # magic 0 has no timestamps
             has_ended[case, of[is_new & is_control]] = True
-            np.add.at(by_evidence[case], (kind, of), np.where(is_new, 0, batches["size"]))
-    by_evidence[0, 2:] *= is_cut
-    plain, of_transactions = (by_evidence[:, :2] + by_evidence[:, 2:]).swapaxes(0, 1)
+            np.add.at(
+                by_evidence[case], (is_transactional, of), np.where(is_new, 0, batches["size"])
+            )
+    plain, of_transactions = by_evidence[:, 0], by_evidence[:, 1]
     there = plain + np.where(has_ended, 0, of_transactions)
     least, most = (np.bincount(row, case, len(exchanges)).astype(np.int64) for case in there)
     return least, most

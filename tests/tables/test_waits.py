@@ -37,9 +37,7 @@ def _wait(
     return row["wait"]
 
 
-# OLD and RECENT: by the broker's clock; EVENT: by its producer's, or of a mirrored topic
-OLD, RECENT = (_batch(-APPEND_MS + ms, timestamp_type="LogAppendTime") for ms in (-1, 1))
-EVENT, NEW = _batch(-APPEND_MS - 1), _batch(1)
+OLD, RECENT, NEW = _batch(-APPEND_MS - 1), _batch(-APPEND_MS + 1), _batch(1)
 MAGIC_0 = encode_message({"offset": 0, "key": None, "value": b"x"}, 0)
 MARKER = _batch(10, is_transactional=True, is_control=True, producer_id=1)
 
@@ -59,9 +57,6 @@ MARKER = _batch(10, is_transactional=True, is_control=True, producer_id=1)
         (RECENT + NEW, 40, {"min_bytes": len(RECENT) + 1}, "long_poll"),
         (MAGIC_0, 40, {}, "undecided"),  # without a timestamp
         (OLD, 40, {}, "answer"),  # a broker that is slow to read
-        (EVENT, 40, {}, "undecided"),  # it may have come late to the log
-        (EVENT + OLD[:30], 40, {}, "answer"),  # the log has more than fits
-        (EVENT + NEW, 40, {"min_bytes": len(EVENT) + 1}, "long_poll"),
         (OLD + NEW, 40, {}, "answer"),
         (OLD + NEW, 40, {"min_bytes": len(OLD) + 1}, "long_poll"),
         (OLD[:30], 40, {}, "undecided"),  # without the timestamp, too
