@@ -60,7 +60,7 @@ def _scenarios(*modules: ModuleType) -> dict[str, Scenario]:
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if function.__module__ == module.__name__
         and not name.startswith("_")
-        and function.__annotations__ == {"scene": "Scene", "return": "None"}
+        and inspect.get_annotations(function, eval_str=True) == {"scene": Scene, "return": None}
     }
 
 
