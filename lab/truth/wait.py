@@ -51,7 +51,7 @@ _FETCHES = """
 
 def read_fetches(tables: Tables) -> dict[Key, Fetch]:
     """The facts of each Fetch."""
-    return {tuple(row[:3]): Fetch(*row[3:]) for row in _tuples(tables.sql(_FETCHES))}
+    return {tuple(row[:3]): Fetch(*row[3:]) for row in _tuples(tables.sql(_FETCHES).to_arrow())}
 
 
 def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
