@@ -31,8 +31,9 @@ _CONSEQUENCES: dict[str, dict[str, Set[str]]] = {
     "consumer_stuck": {OF_CLIENT: {"connection_storm", "metadata_storm", "retry_storm"}},
     "login_failures": {OF_CLIENT: {"connection_storm", "unanswered_requests"}},
     "connection_storm": {OF_CLIENT: {"metadata_storm"}},
-    # since KIP-219 a broker does not read from a client that a quota makes wait
-    "throttled": {OF_CLIENT: _SLOW | {"slow_upload"}},
+    # since KIP-219 a broker does not read from a client that a quota makes wait; the client's
+    # records come late to consumers
+    "throttled": {OF_CLIENT: {"slow_upload"}, OF_EITHER: _SLOW},
     "member_too_slow": {OF_CLIENT: _FAILED | {"rebalance_loop", "long_rebalance"}},
     "rebalance_loop": {OF_CLIENT: _FAILED | {"long_rebalance"}},
     "retry_storm": {OF_CLIENT: _FAILED | {"refused_requests"}},
