@@ -18,8 +18,10 @@ KNOWN: dict[str, frozenset[str]] = {
     "drop1pct": frozenset(("capture_loss",)),
     # Its snap length cut each longer packet.
     "snap128": frozenset(("capture_loss",)),
+    # It ends within a packet.
+    "cut": frozenset(("capture_unread",)),
 }
-# A rotated capture is read whole; `cut` ends in a packet, and has its own message.
+# A rotated capture is read whole.
 _PARTS = ("rotated_",)
 
 
