@@ -44,7 +44,7 @@ permits nothing in a run, a note says so. The kinds that such files need:
 | tolerance | numbers may differ by `absolute`, or the share `relative` of the captured one |
 | equal-modulo | a value of `captured` may become one of `answered`; without either, any value |
 | text, time, counter | only whether the value is set is compared |
-| server | only `--against` with control runs compares it |
+| server | compared only with the answers of another target (`--against`), by its other rules |
 | unordered | elements are matched by `key`, in any order; `a\\|b`: the first that has a value |
 | exact | compared, although a later rule would not |
 

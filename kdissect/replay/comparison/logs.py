@@ -16,7 +16,7 @@ are also compared with each other, those included that were followed by another 
 - A read_committed answer lists each transaction whose records and abort marker it has (KIP-98).
 
 An offset that a node has answered holds for later answers of that node at once, and for other nodes
-after LAG_NS. Nothing is said about the offsets of a topic that the run deletes.
+after LAG_NS. Nothing is said about a topic's offsets after the run has deleted it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from kdissect.text import plural
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change
 _READ_COMMITTED, _ACKS_ALL = 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
+_ANY_BATCH = 1 << 40  # bytes of room of an answer without records, whatever its limits
 _PRODUCED = "responses[].partition_responses[]."
 _FETCHED, _LISTED = "responses[].partitions[].", "topics[].partitions[]."
 RECORDS = f"{_FETCHED}records"
@@ -107,8 +108,8 @@ class Produced:
 @dataclass(slots=True)
 class _Fetched:
     """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown. room: bytes for
-    which the answer has room, if it shows more records than it has; -1 otherwise. aborted: the
-    producers that a read_committed answer lists, None in others."""
+    which the answer has room, if it shows more records than it has, `_ANY_BATCH` if it has none at
+    all; -1 otherwise. aborted: the producers that a read_committed answer lists, else None."""
 
     log: Log
     reply: Reply
@@ -150,7 +151,7 @@ class LogFacts:
     readings: dict[str, list[_Reading]] = field(default_factory=lambda: defaultdict(list))
 
     def forget(self) -> None:
-        """Forget what was produced: the log is deleted, or nobody knows whether it is."""
+        """Forget what was produced: nobody knows whether the log is still there."""
         self.produced, self.unknown, self.deleted_to = {}, 0, -1
 
     def add(self, fetched: _Fetched) -> None:
@@ -184,6 +185,7 @@ class Logs(dict[Log, LogFacts]):
         self._ids, self._topics = ids, ids.target_topics
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
+        self._found: list[Contradiction] = []
         self._marker_count = 0
         self.readers: Readers = {
             ApiKey.PRODUCE: self._produce,
@@ -204,10 +206,13 @@ class Logs(dict[Log, LogFacts]):
             each.is_aborted = is_aborted
 
     def forget_topic(self, name: str) -> None:
-        """The topic was deleted, or nobody knows whether it was."""
+        """The topic was deleted, or nobody knows whether it was: what answers have shown by then is
+        compared with each other, and nothing with later ones."""
+        for facts in [facts for log, facts in self.items() if log[0] == name]:
+            self._found += self._contradictions(facts)
+            facts.forget()
+            facts.fetched, facts.readings = [], defaultdict(list)
         self._deleted.add(name)
-        for log in [log for log in self if log[0] == name]:
-            self[log].forget()
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -251,12 +256,12 @@ class Logs(dict[Log, LogFacts]):
                 aborted = {each["producer_id"] for each in listed} if is_committed else None
                 # An answer has a batch, whatever its size (KIP-74), but none for a client that
                 # exceeds its quota (KIP-219), or that has to ask another replica (KIP-392).
-                is_due = offset < partition.get(end, -1) and not (
+                is_due = 0 <= offset < partition.get(end, -1) and not (
                     partition["records"]
                     or reply.taken.get("throttle_time_ms", 0) > 0
                     or partition.get("preferred_read_replica", -1) >= 0
                 )
-                room = min(asked.get("partition_max_bytes", 0), left) if size else MANY
+                room = min(asked.get("partition_max_bytes", 0), left) if size else _ANY_BATCH
                 found = batches_of(partition["records"] or b"")
                 fetched = _Fetched(log, reply, found, offset, room if is_due else -1, aborted)
                 self[log].add(fetched)
@@ -297,16 +302,21 @@ class Logs(dict[Log, LogFacts]):
             yield from RecordComparison(self[log], record_sets, to_target).differences()
 
     def contradictions(self) -> Iterator[Contradiction]:
-        for log, facts in self.items():
-            is_lasting = bool(log[0]) and log[0] not in self._deleted
-            kept = {*facts.produced, *facts.delivered} if self._is_dense(log[0]) else set()
-            for fetched in facts.fetched:
-                yield from _check_batches(fetched, facts, kept)
-                if is_lasting and fetched.aborted is not None:
-                    yield from _check_aborted(fetched, fetched.aborted)
-            if is_lasting:
-                yield from self._check_ends(facts)
-                yield from _check_falling(log, facts.readings["starts"])
+        yield from self._found
+        for facts in self.values():
+            yield from self._contradictions(facts)
+
+    def _contradictions(self, facts: LogFacts) -> Iterator[Contradiction]:
+        topic = facts.log[0]
+        is_lasting = bool(topic) and topic not in self._deleted
+        kept = {*facts.produced, *facts.delivered} if self._is_dense(topic) else set()
+        for fetched in facts.fetched:
+            yield from _check_batches(fetched, facts, kept)
+            if is_lasting and fetched.aborted is not None:
+                yield from _check_aborted(fetched, fetched.aborted)
+        if is_lasting:
+            yield from self._check_ends(facts)
+            yield from _check_falling(facts.log, facts.readings["starts"])
 
     def _is_dense(self, topic: str) -> bool:
         """Return whether the logs of a topic keep all their batches."""
@@ -426,11 +436,10 @@ def _check_batches(
     """Checksums, order and content of the batches of one answer. kept: offsets at which the log has
     a batch for certain."""
     due, is_first = fetched.fetch_offset, True
-    if due in kept:
-        known = (facts.delivered.get(due) or facts.produced[due]).data
-        if known and len(known) <= fetched.room:
-            note = "the answer itself shows that the log has records there"
-            yield fetched.wrong(due, f"records from offset {due}", _NO_RECORDS, note)
+    known = (facts.delivered.get(due) or facts.produced[due]).data if due in kept else b""
+    if fetched.room == _ANY_BATCH or (known and len(known) <= fetched.room):
+        note = "the answer itself shows that the log has records there"
+        yield fetched.wrong(due, f"records from offset {due}", _NO_RECORDS, note)
     for batch in fetched.batches:
         header, base = batch.header, batch.header.base_offset
         if header.magic != 2:

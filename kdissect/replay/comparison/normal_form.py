@@ -31,7 +31,7 @@ from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
 from kdissect.replay.workload.messages import Body, TopicNames, api_name, request_body
 
-_LEFT_OUT = ("ignore", "server")  # of elements and their keys
+_LEFT_OUT = ("ignore", "server")
 # Kinds of values that are the cluster's choice
 _CHOSEN = frozenset(("generation", "leader-epoch", "counter", "time", "text"))
 _A_BROKER = "a broker"
@@ -82,8 +82,8 @@ class Normaliser:
     """Makes trees of one side's messages, after the run: the `IdMap` knows all that answers tell.
 
     named: elements with other names are left out. keeps_server: whether fields of kind `server`
-    stay. They do if the other tree is a reference's, not a captured response's. topics: their
-    captured names.
+    stay, by their other rules: they do if the other tree is a reference's. topics: their captured
+    names.
     """
 
     def __init__(
@@ -129,12 +129,9 @@ class Normaliser:
         for name, each in shape.fields.items():
             value = values.get(name)
             kind = self._kind(each.rules, values, around)
-            if kind in ("ignore", "session-id", "records"):
+            if kind in (*_LEFT_OUT, "session-id", "records"):
                 continue
-            if kind == "server":
-                if self._keeps_server:
-                    tree[name] = value
-            elif value is None:
+            if value is None:
                 tree[name] = None if kind not in _CHOSEN else Chosen(None)
             elif each.inner is None:
                 tree[name] = self._word(kind, name, value, values, around)
@@ -157,6 +154,8 @@ class Normaliser:
     def applies(self, rule: FieldRule, is_racing: bool, values: Body) -> bool:
         """Return whether the conditions of a rule hold in a struct."""
         if rule.racing and not is_racing:
+            return False
+        if rule.kind == "server" and self._keeps_server:
             return False
         if rule.several_brokers and not self._ids.has_several_brokers:
             return False

@@ -414,3 +414,35 @@ def test_every_exact_value_of_many_apis_is_compared(name: str) -> None:
     count, lost = missed(CAPTURES / f"{name}.pcap")
     assert count > 300
     assert lost == set()
+
+
+def test_what_only_another_target_is_compared_in() -> None:
+    """With a reference, the number of replicas has to be equal; ids of brokers and members, and who
+    leads a group, are each target's own."""
+
+    def run(node: int, replicas: int, member: str) -> RunFacts:
+        made = Run()
+        joined = {
+            "generation_id": 1,
+            "leader": member,
+            "member_id": member,
+            "members": [{"member_id": member}],
+        }
+        partition = {"partition_index": 0, "leader_id": node, "replica_nodes": [node] * replicas}
+        topics = [{"name": "t", "partitions": [partition]}]
+        asked = {"topics": [{"name": "t"}]}
+        broker = {"node_id": node, "host": "h", "port": 1}
+        made.add(1, ApiKey.METADATA, 8, asked, {"brokers": [broker], "topics": topics})
+        made.add(2, ApiKey.JOIN_GROUP, 5, {"group_id": "g"}, joined)
+        ids = made.ids()
+        ids.target.nodes[node] = ("h", 1)
+        ids.groups.learn("g", "captured", member)
+        of_topic = replace(made.outcomes[0].step, accesses=[(("topic", "t"), "read")])
+        ids.plan.steps.append(of_topic)
+        return RunFacts(ids, made.outcomes)
+
+    facts = run(1, 2, "a")
+    for reference, differing in (run(7, 2, "b"), []), (run(7, 1, "b"), ["replica_nodes"]):
+        Judge(facts, built_in_fields(), reference).judge()
+        found = [one.path for each in facts.outcomes for one in each.judgement.differences]
+        assert [path.rpartition(".")[2] for path in found] == differing

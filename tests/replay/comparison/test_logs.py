@@ -60,7 +60,7 @@ def test_batches_of_an_answer_ascend(
 
 
 def test_an_answer_lacks_records_that_it_shows() -> None:
-    """A known batch that its watermark shows, and that it has room for."""
+    """It has none although its watermark shows some, or has room for a known batch of them."""
     run = Run()
     run.fetch(0.5, 0, b"", 0)
     run.produce(1, 0, batch(0))
@@ -70,6 +70,10 @@ def test_an_answer_lacks_records_that_it_shows() -> None:
     beside = run.fetch(6, 0, b"", 2, records_beside=batch(0))
     said = f"{RECORDS}[offset 0]", "no records"
     assert run.said() == [(empty, *said), (beside, *said)]
+    run = Run("compact")
+    run.fetch(1, 4, b"", 4)
+    unknown = run.fetch(2, 3, b"", 4)
+    assert run.said() == [(unknown, f"{RECORDS}[offset 3]", "no records")]
 
 
 def test_a_damaged_batch() -> None:
