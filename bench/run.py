@@ -1,6 +1,6 @@
 """Run benchmarks and write reports/benchmarks.md; `make bench` runs them all.
 
-Results are kept in reports/benchmarks.json, so that one benchmark may be run again alone.
+Results are kept in out/bench/results.json, so that one benchmark may be run again alone.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from bench import report  # noqa: E402
 from bench.measure import machine  # noqa: E402
 from bench.suite import BENCHMARKS  # noqa: E402
 
-RESULTS = ROOT / "reports" / "benchmarks.json"
+RESULTS = ROOT / "out" / "bench" / "results.json"
 
 
 def main() -> None:
@@ -39,6 +39,7 @@ def main() -> None:
         results[name]["machine"] = before
         results[name]["took_s"] = round(time.perf_counter() - began)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = report.text(results)
     (ROOT / "reports" / "benchmarks.md").write_text(text)
