@@ -35,6 +35,7 @@ from kdissect.errors import CaptureError
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.tables.arrow_arrays import plain, plain_schema
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.schemas import api_schema, fixed_tables
@@ -169,7 +170,7 @@ def schema_of(
     if table in fixed:
         return fixed[table]
     group, _, name = table.partition("/")
-    if group == "apis" and name == "SaslToken":
+    if group == "apis" and name == SASL_TOKEN:
         return _api_schema(catalog.api("SaslAuthenticate").key, options, is_token=True)
     if group == "apis":
         return _api_schema(catalog.api(name).key, options)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.tables.schemas import (
     API_COLUMNS,
     DECODE_VALUES,
@@ -72,7 +73,7 @@ def reference() -> str:
         "raw SASL tokens:",
         "",
         "```",
-        *textwrap.wrap(" ".join([*names, "SaslToken"]), 100),
+        *textwrap.wrap(" ".join([*names, SASL_TOKEN]), 100),
         "```",
         "",
         "## internal/&lt;Name&gt;",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence, lasted_ms, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, REFUSALS, certificates
 from kdissect.text import duration, plural
 
@@ -18,7 +19,7 @@ PAUSE_MS = 60_000
 
 _CODES = ", ".join(f"{code:d}" for code in REFUSALS)
 _REFUSED = f"api IN ('SaslAuthenticate', 'SaslHandshake') AND error_code IN ({_CODES})"
-_CUT = "api = 'SaslToken' AND status = 'connection_closed'"
+_CUT = f"api = '{SASL_TOKEN}' AND status = 'connection_closed'"
 
 
 @kind("errors", f"requests WHERE {_REFUSED} OR {_CUT}")

@@ -16,13 +16,13 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.step_rows import Sink
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.api_keys import SASL_TOKEN, ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
 from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
-from kdissect.tables.exchanges import SASL_TOKEN, exchanges_table
+from kdissect.tables.exchanges import exchanges_table
 from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource
 from kdissect.tables.payload import FULL
 from kdissect.tables.schemas import UNKNOWN_TAGS, Column, api_schema, table_of

@@ -17,6 +17,7 @@ from kdissect.interrupts import interrupts
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.tables.arrow_arrays import ip_text
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.exchanges import service_ns
@@ -24,7 +25,6 @@ from kdissect.tables.exchanges import service_ns
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min|h|d)?")
 _UNITS_MS = {
     "ns": 1e-6,
@@ -57,7 +57,7 @@ def api_keys(name: str) -> frozenset[int]:
     A name matches in any case, by a unique beginning, or with * and ?. Raises ValueError, with
     similar names, if no API matches.
     """
-    keys = {api.name: key for key, api in catalog.apis().items()} | {_SASL_TOKEN: -1}
+    keys = {api.name: key for key, api in catalog.apis().items()} | {SASL_TOKEN: -1}
     text = name.strip().lower()
     if re.fullmatch(r"\d{1,5}", text) and int(text) < 2**15:
         return frozenset({int(text)})
@@ -184,7 +184,7 @@ class Selection:
             yield self.of_connections(table)
         if self.apis:
             is_token = np.full(table.num_rows, -1 in self.apis)
-            is_token &= bools(pc.equal(_text(table["api_name"]), _SASL_TOKEN))
+            is_token &= bools(pc.equal(_text(table["api_name"]), SASL_TOKEN))
             yield _is_in(table["api_key"], self.apis - {-1}) | is_token
         if self.time_from_ns is not None or self.time_to_ns is not None:
             time = pc.coalesce(table["request_time_ns"], table["response_time_ns"])

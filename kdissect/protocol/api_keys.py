@@ -103,6 +103,8 @@ class ApiKey(IntEnum):
     DELETE_SHARE_GROUP_OFFSETS = 92
 
 
+SASL_TOKEN = "SaslToken"  # in place of an API's name: a SASL token without Kafka header
+
 # Requests that only brokers and controllers send. WriteTxnMarkers is left out, because an
 # administrator may send it (abortTransaction, KIP-664).
 INTER_BROKER_APIS = frozenset(

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
+from kdissect.protocol.api_keys import INTER_BROKER_APIS, SASL_TOKEN, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
 from kdissect.sql.database import Database, view_name
 from kdissect.tables.schemas import RECORDS, api_schema
@@ -108,7 +108,7 @@ def create_missing(database: Database, apis: Iterable[str], prefix: str = "") ->
 def _client_id() -> str:
     """SQL of who sent an exchange `e` of a connection `c`."""
     return (
-        "CASE WHEN (e.status = 'request_missing' OR e.api_name = 'SaslToken') "
+        f"CASE WHEN (e.status = 'request_missing' OR e.api_name = '{SASL_TOKEN}') "
         "AND len(c.client_ids) = 1 THEN c.client_ids[1] ELSE e.client_id END"
     )
 

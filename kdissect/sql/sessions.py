@@ -6,6 +6,7 @@ The report, the summary and the incidents share it. It reads the views `connecti
 
 from __future__ import annotations
 
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.requests import endpoint
 
@@ -24,7 +25,7 @@ UNREAD_TLS = (
     "NOT is_kafka AND is_tls AND coalesce(request_tls_alert, response_tls_alert) IS NULL "
     "AND (tls_cipher IS NOT NULL OR response_segment_count = 0 OR response_missing_byte_count > 0)"
 )
-_LOGIN_APIS = "('SaslHandshake', 'SaslAuthenticate', 'SaslToken')"
+_LOGIN_APIS = f"('SaslHandshake', 'SaslAuthenticate', '{SASL_TOKEN}')"
 _DAY_S = 86_400
 
 
@@ -77,7 +78,7 @@ def logins() -> str:
           bool_or(api_name NOT IN {_LOGIN_APIS} AND api_name <> 'ApiVersions'
             AND status = 'paired') AS is_accepted,
           bool_or(api_name IN {_LOGIN_APIS} AND error_code IN ({codes})) AS has_error,
-          bool_or(api_name = 'SaslToken' AND status = 'connection_closed') AS has_no_answer,
+          bool_or(api_name = '{SASL_TOKEN}' AND status = 'connection_closed') AS has_no_answer,
           list(DISTINCT error_name ORDER BY error_name)
             FILTER (api_name IN {_LOGIN_APIS} AND error_code IN ({codes})) AS errors
         FROM exchanges GROUP BY connection_id

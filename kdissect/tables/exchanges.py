@@ -13,7 +13,7 @@ from kdissect.arrays import Bools, Ints, Rows
 from kdissect.codec import record_kernel as rk
 from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.api_keys import SASL_TOKEN, ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, walk
@@ -22,7 +22,6 @@ from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSou
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES, Column, table_of
 
-SASL_TOKEN = "SaslToken"
 _TOKEN_KEY = -2  # among api keys
 
 

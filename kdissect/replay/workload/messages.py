@@ -12,12 +12,12 @@ from kdissect.codec.message_codec import read_int16
 from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Exchange, WorkloadFacts
 
 Body = dict[str, Any]
 
-_SASL_TOKEN = "SaslToken"
 _PARTITION_ARRAYS = ("partitions", "partition_data", "partition_responses")
 _KEPT_SIZE_MAX = 4096  # bytes of a frame; larger ones have records, which would be there twice
 _PARTITION_NUMBERS = ("partition_index", "index", "partition")
@@ -57,7 +57,7 @@ SESSION_LOST = codes(
 
 def api_name(api_key: int) -> str:
     if api_key == NO_API:
-        return _SASL_TOKEN
+        return SASL_TOKEN
     try:
         return catalog.api(api_key).name
     except ValueError:
