@@ -2,9 +2,11 @@
 
 A field of a secret name is secret (`SECRET_FIELDS`), and so is the value of a config that is
 sensitive (`is_sensitive_name`). Secrets are strings or bytes. A name means the same in all
-definitions: `redact_body` and `redact_frame` serve all APIs, `redact_column` all Arrow
-columns. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Anomalies show
-bytes as they were captured: for `secret_apis` and records with secrets they show ``[redacted]``.
+definitions. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Anomalies
+show bytes as captured: for `secret_apis` and records with secrets they show ``[redacted]``.
+
+Tables are hidden by `redact_column`, tokens in them by `redact_body`, saved replays by
+`redact_frame`; the trees of `show` and the differences of `replay` ask `is_secret` for each field.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _queued_ns(exchange: Row, responses: Rows, row: int, segments: Rows, earlier
         is_next = frame["before"] == NO_BREAK
         ended = segments[responses[row - 1]["last"]]["time_ns"]
     elif earlier["response_end"] == NO_RESPONSE and frame["before"] != BREAK:
-        return int64(0)  # nothing was queued before a stream's first response
+        return int64(0)  # as far as is known, nothing was before a stream's first response
     else:
         is_next = frame["pos"] == earlier["response_end"]
         ended = earlier["response_time"]

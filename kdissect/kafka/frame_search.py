@@ -1,10 +1,12 @@
 """Finds frame boundaries: grades the headers of requests and responses, and scores positions.
 
 A boundary is *certain* if the previous frame ends there, or if the stream begins there with a SYN.
-Elsewhere (after a gap, at a start in the middle, after an impossible size) a frame must be found by
-evidence. Resynchronising late loses a few messages; resynchronising wrongly loses everything after
-it, because a wrong size skips over it. So a position scores points for its own frame and for the
-next two (four, if a request has no client id). A contradiction in any of them rejects it.
+Elsewhere (after a gap over a size prefix, at a start in the middle, after an impossible size) a
+frame must be found by evidence. `framing` decides when to search, and refuses a response whose
+bytes do not decode. Resynchronising late loses a few messages; resynchronising wrongly loses
+everything after it, because a wrong size skips over it. So a position scores points for its own
+frame and for the next two (four, if a request has no client id). A contradiction in any of them
+rejects it.
 
 *Requests* have a size, a known api key and version, and a correlation id a little above the last
 one. Their client id is null or printable, and often occurred before on the connection.

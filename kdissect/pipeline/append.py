@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 A run with ``--append`` or ``--keep-state`` saves the state that the next append needs, unless
 `state_unavailable_reason` names an obstacle. The state consists of tables in ``_state/`` that the
-manifest lists apart: the open connections (`resume.open_connection`) with their rows so far, the
-events of groups, producers and fetch sessions, and one row with the rest: facts about topics and
-brokers, ids of the captures, and names that rows lack.
+manifest lists apart: ``open`` has the open connections (`resume.open_connection`) with their rows
+so far; ``known`` one row of facts about topics and brokers, ids of the captures, and names that
+rows lack; the others the events of groups, producers and fetch sessions.
 
 A row of `exchanges` belongs to the run whose packets complete the exchange and those before it on
 its connection, and never changes. What becomes of a request that is open at the end of a run:

@@ -4,7 +4,7 @@ A response contains neither. Candidates are all definitions that decode it to it
 error codes that Kafka has and a plausible throttle time. Candidates that the same connection
 requested elsewhere are preferred. If more than one API remains, nothing is inferred. If several
 versions of one API remain, the newest is taken. `confidence` is one divided by the number of these
-versions and of all candidates of other APIs.
+versions and of all candidates of other APIs, plus one if not all definitions were tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kdissect.tables.message_chunk import FrameBuffer, chunks
 # responses of a bucket tried with every definition; later ones only with those found
 _TRIED_MAX = 2048
 _SIZE_MIN = 20  # bytes of a response without other evidence: shorter ones match by chance
-_SIZE_MAX = 4 << 20  # bytes; larger ones are tried only with APIs that their connection uses
+# bytes; larger ones are tried only with pairs that were requested or inferred in the bucket
+_TRIED_SIZE_MAX = 4 << 20
 CHUNK_BYTES = 1 << 20
 _ROWS_AT_ONCE = 1 << 15  # exchanges whose requests are looked at together
 
@@ -52,7 +53,7 @@ def infer(assembly: Assembly, sources: Sources) -> None:
             requested[connection].add((key, version))
     everything = every_response()
     used = set().union(*requested.values()) & everything
-    small = rows[response["size"][rows] <= _SIZE_MAX]
+    small = rows[response["size"][rows] <= _TRIED_SIZE_MAX]
     first = small[:_TRIED_MAX]
     candidates = _candidates(assembly, sources, first, everything)
     _decide(exchanges, first, candidates, requested)

@@ -22,6 +22,7 @@ An exchange is *complete* in these cases (`progress`):
 
 - its frames are whole and no later packet can change their bytes: both, or one if the request
   expects no response, or if the other was not captured and cannot come any more
+- its response is lost: it would have been in missing bytes, and a later exchange is answered
 - an exchange at least PASSED_MAX rows later is answered; until then its response may come out of
   order
 - no more packets of it are read: the connection was closed a while ago, its endpoints were reused,

@@ -40,7 +40,7 @@ def exchanges_table(chunk: MessageChunk) -> pa.Table:
     is_message = exchanges["is_sasl_token"] == 0
     is_known = (exchanges["request"]["size"] >= 0) | (exchanges["confidence"] > 0)
     has_api = (exchanges["api_key"] != NO_API) & is_known & is_message
-    service, has_queue = service_ns(exchanges)
+    service, has_service = service_ns(exchanges)
     error, error_codes = marks.error_columns
     has_error, status = _has_error_code(chunk), chunk.status
     is_decoded = (status == DecodeStatus.OK).all(axis=1)
@@ -57,8 +57,8 @@ def exchanges_table(chunk: MessageChunk) -> pa.Table:
         "api_version": (exchanges["api_version"], has_api),
         "correlation_id": (exchanges["correlation_id"], is_message),
         "client_id": chunk.client_ids,
-        "queued_ms": (exchanges["queued_ns"] / 1e6, has_queue),
-        "service_ms": (service / 1e6, has_queue),
+        "queued_ms": (exchanges["queued_ns"] / 1e6, has_service),
+        "service_ms": (service / 1e6, has_service),
         "wait": labels(wait, names_of(Wait), is_answered),
         "status": labels(exchanges["status"], names_of(PairStatus)),
         "version_source": labels(chunk.version_source, names_of(VersionSource)),

@@ -2,7 +2,8 @@
 
 A topic id gets the earliest name that a message of the input has beside it (`topic_messages` lists
 them); `show` knows those that it has read so far. A name gets the id that messages have beside it,
-if that is only one: a recreated topic has several.
+if that is only one: a recreated topic has several. An id without a name is null in columns with
+names of topics; `stories` show the id itself.
 """
 
 from __future__ import annotations
