@@ -142,16 +142,25 @@ def test_documents_are_of_the_project(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ["architecture.md", "replay-design.md"])
 def test_files_of_the_design_exist(page: str) -> None:
-    """Each file and folder that a page names, and each type in the file that it names."""
+    """Each file and folder that a page names, and each name in the file that stands beside it."""
     text = (ROOT / "docs" / page).read_text()
     homes = [ROOT, ROOT / "docs", *(ROOT / "kdissect").glob("**/")]
-    files = set(re.findall(r"`((?:[\w*-]+/)*[\w*-]+(?:\.(?:py|toml|md)|/))", text))
+    a_file = r"`((?:[\w*-]+/)*[\w*-]+(?:\.(?:py|toml|md)|/))"
+    files = set(re.findall(a_file, text))
     assert len(files) > 20
     assert [file for file in files if not any(any(home.glob(file)) for home in homes)] == []
     for names, file in re.findall(r"^\| (`[A-Z].*?) \| `(\w+/\w+\.py)` \|", text, re.MULTILINE):
         code = next(path for home in homes for path in home.glob(file)).read_text()
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^(class )?{name}\b", code, re.MULTILINE), (name, file)
+    places = text.partition("## Where a thing is decided")[2].partition("## Kernels")[0]
+    for row in re.findall(r"^\| .* \| (.*) \|$", places, re.MULTILINE):
+        found = [
+            path for file in re.findall(a_file, row) for home in homes for path in home.glob(file)
+        ]
+        code = [one for path in found for one in ([path] if path.is_file() else path.glob("*.*"))]
+        words = {word for path in code for word in re.findall(r"\w+", path.read_text())}
+        assert set(re.findall(r"`(\w+)`", row)) <= words, row
 
 
 def test_packages_stand_in_the_order_of_their_imports() -> None:
