@@ -136,9 +136,9 @@ def _is_there(out: str, item: dict[str, Any], written: float, why: str) -> bool:
 def _check_same(out: str, before: dict[str, Any], options: Options) -> None:
     now = options.to_json()
     for name in _SAME:
-        if before.get(name, now[name]) != now[name]:
+        if before.get(name) != now[name]:
             raise OutputError(
-                f"{out}: was made with {name} = {before[name]!r}, not {now[name]!r}; "
+                f"{out}: was made with {name} = {before.get(name)!r}, not {now[name]!r}; "
                 "--append needs the same"
             )
 

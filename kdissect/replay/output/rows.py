@@ -25,7 +25,7 @@ from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 1
 _PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99, "max_us": 1}
 FAIL_ON = frozenset({Verdict.DIFFERENT.value, Verdict.ERROR.value})
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130

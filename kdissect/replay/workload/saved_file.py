@@ -5,7 +5,7 @@ Format, version 2
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
 each a JSON object.
 
-Line 1, the header: ``{"kdissect": "replay", "format_version": 2, "notes": [...]}``.
+Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...]}``.
 
 Then each connection has a line, ``{"connection": {...}}``, and after it a line for each of its
 exchanges, ``{"exchange": {...}}``, in the order of their requests. The objects have the fields of
@@ -36,7 +36,7 @@ from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
 from kdissect.tables.topics import METADATA_TOPIC
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 1
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
 # Frames of heartbeats and empty fetches shrink to a hundredth; a file that grows more is a bomb.
 _RATIO_MAX, _FREE_SIZE = 300, 64 << 20

@@ -171,7 +171,7 @@ def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
     """A line for the run, one per exchange, one with the counts; ids are strings."""
     rows = written(made(), tmp_path).rows
     assert [row["type"] for row in rows] == ["run", *["exchange"] * 5, "summary"]
-    assert rows[0]["format_version"] == 3
+    assert rows[0]["format_version"] == 1
     verdicts = ["same", "tolerated", "different", "error", "skipped"]
     assert [row["verdict"] for row in rows[1:-1]] == verdicts
     assert rows[1]["exchange_id"] == "1000"
@@ -235,8 +235,8 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
         ("", r"b\.jsonl"),
         ("{}", r"b\.jsonl"),
         ("[]", r"b\.jsonl"),
-        ('{"type": "run", "format_version": 3}', r"b\.jsonl"),
-        ('{"type": "run", "format_version": 1}', "kept by another kdissect"),
+        ('{"type": "run", "format_version": 1}', r"b\.jsonl"),
+        ('{"type": "run", "format_version": 2}', "kept by another kdissect"),
     ],
 )
 def test_files_that_are_no_baseline(tmp_path: Path, text: str, says: str) -> None:

@@ -130,11 +130,11 @@ def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"kdissect": "replay", "format_version": 1}', "format_version 1"),
-        ('{"kdissect": "replay", "format_version": 2}\n{"id": "1"}', ":2: no saved replay"),
-        ('{"kdissect": "replay", "format_version": 2}\n[', ":2: no saved replay"),
+        ('{"kdissect": "replay", "format_version": 2}', "format_version 2"),
+        ('{"kdissect": "replay", "format_version": 1}\n{"id": "1"}', ":2: no saved replay"),
+        ('{"kdissect": "replay", "format_version": 1}\n[', ":2: no saved replay"),
         (
-            '{"kdissect": "replay", "format_version": 2}\n{"connection": {"connection_id": "1"}}',
+            '{"kdissect": "replay", "format_version": 1}\n{"connection": {"connection_id": "1"}}',
             ":2: no saved replay can be read there: no connection_id of this kind",
         ),
         ('{"kdissect": "replay"', ":1: no saved replay"),
@@ -163,7 +163,7 @@ def test_a_saved_file_that_unpacks_without_end_is_refused(
     """Its size when unpacked is compared with its size on disk."""
     monkeypatch.setattr(saved_file, "_FREE_SIZE", 1 << 10)
     file = tmp_path / "bomb.kreplay"
-    file.write_bytes(gzip.compress(b'{"kdissect": "replay", "format_version": 2}' + bytes(1 << 22)))
+    file.write_bytes(gzip.compress(b'{"kdissect": "replay", "format_version": 1}' + bytes(1 << 22)))
     with pytest.raises(CaptureError, match=r"bomb\.kreplay: it unpacks to more than"):
         load_workload(str(file))
 
