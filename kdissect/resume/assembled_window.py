@@ -5,13 +5,14 @@ See `carry` for the terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Bools, Ints, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble_streams
@@ -22,9 +23,7 @@ from kdissect.kafka.walk import STREAM
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.open_connection import (
     NO_NUMBER,
-    Ints,
     OpenConnection,
-    Rows,
     earlier_state,
     is_resumed,
     new_rows,
@@ -33,11 +32,6 @@ from kdissect.resume.open_connection import (
 from kdissect.tcp.columns import NO_ACK, CloseReason
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
-from kdissect.tls.plaintext import OpenedStream
-
-Bools = npt.NDArray[np.bool_]
-
-LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +68,6 @@ class AssembledWindow:
         is_unread_tls      its TLS is not decrypted
         is_stuck           Kafka over TLS whose rest cannot be decrypted, because secrets are
                            missing or records are damaged
-        is_given_up        it is stuck, and was read before, or has many bytes here; `Progress`
-                           adds other stuck ones in which no gap can be filled any more
         is_closed          both sides have sent a FIN, or one an RST
         last_time          time of its last packet in ns
         captured           count of its bytes here
@@ -114,7 +106,6 @@ class AssembledWindow:
         self.is_unread_tls = self.is_tls.copy()
         self.is_unread_tls[list(tls.opened)] = False
         self.captured: Ints = sides["byte_count"].reshape(-1, 2).sum(axis=1)
-        self.is_given_up = self.is_stuck & (was_kafka | (self.captured > LOOKED_AT_MAX))
         has_fin = (sides["fin"] != NO_ACK).reshape(-1, 2).all(axis=1)
         self.is_closed = has_fin | (table["close_reason"] == CloseReason.RST)
         self.ends: Ints = np.where(sides["has_data"] != 0, sides["high"] - sides["origin"], 0)
@@ -153,12 +144,6 @@ class AssembledWindow:
     def streams_of(self, direction: int) -> Ints:
         """int64[connections]: the stream with the requests, or with the responses."""
         return 2 * np.arange(len(self)) + (self.client_side ^ direction)
-
-    def opened_streams(self) -> Iterator[tuple[int, OpenedStream]]:
-        """The decrypted streams of Kafka connections that continue."""
-        for row, opened in self.tls.opened.items():
-            if self.is_kafka[row] and not self.is_given_up[row]:
-                yield from ((2 * row + side, opened[side]) for side in (0, 1))
 
 
 def _before(connections: Sequence[OpenConnection], table: Rows) -> Rows:

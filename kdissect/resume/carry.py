@@ -58,7 +58,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import joined, take
+from kdissect.arrays import Ints, Rows, joined, take
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ACK, COUNTED_BEFORE, ENDPOINTS, SEGMENT, SYN, SegmentBatch
 from kdissect.kafka.assembly import Assembly, Protocol
@@ -69,9 +69,7 @@ from kdissect.resume.next_state import final_anomalies, next_connections
 from kdissect.resume.open_connection import (
     NEVER,
     NO_NUMBER,
-    Ints,
     OpenConnection,
-    Rows,
     is_resumed,
     new_connection,
     rows_of,

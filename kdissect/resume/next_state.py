@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import gather_ranges
+from kdissect.arrays import Bools, Ints, Rows, gather_ranges
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, COUNTED_BEFORE, FIN, RST, SYN
 from kdissect.kafka.assembly import EXTENT, Anomaly, Protocol
 from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.resume.assembled_window import AssembledWindow, Bools
-from kdissect.resume.open_connection import NO_NUMBER, Ints, OpenConnection, Rows
+from kdissect.resume.assembled_window import AssembledWindow
+from kdissect.resume.open_connection import NO_NUMBER, OpenConnection
 from kdissect.resume.progress import Progress
 from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import TlsState
@@ -130,7 +130,7 @@ def _carried_counts(window: AssembledWindow, progress: Progress) -> dict[str, In
         captured = before[first + column["extent_count"]] - before[first] + 4
         np.add.at(framed, frames.stream[rows], captured)
     unframed = byte_count - framed
-    for number, opened in window.opened_streams():
+    for number, opened in progress.opened:
         text, pos = opened.table, int(progress.pos[number])
         inside = text["pos"] + text["length"] - np.maximum(text["pos"], pos)
         lost = sum(size for place, size, _ in opened.lost if place >= start[number])

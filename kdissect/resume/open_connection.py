@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import joined
+from kdissect.arrays import Ints, Rows, joined
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assemble import EARLIER, EarlierState
 from kdissect.kafka.assembly import CONNECTION, Protocol
@@ -22,9 +22,6 @@ from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.walk import new_streams
 from kdissect.tcp.measurements import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
 from kdissect.tls.session import TlsState
-
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.void]  # OPEN[n]
 
 NO_NUMBER = -1  # sequence number that is not known
 NEVER = 2**63 - 1  # a time that does not come

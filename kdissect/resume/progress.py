@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import PairStatus, Protocol
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.resume.assembled_window import LOOKED_AT_MAX, AssembledWindow, Bools
-from kdissect.resume.open_connection import NEVER, Ints, is_resumed
+from kdissect.resume.assembled_window import AssembledWindow
+from kdissect.resume.open_connection import NEVER, is_resumed
 from kdissect.tcp.columns import NO_ACK
 from kdissect.tls.session import RecordPoint
 
@@ -22,6 +23,7 @@ _SECOND_NS = 1_000_000_000
 FORGOTTEN_NS = 60 * _SECOND_NS  # of a closed connection; as long as TIME-WAIT on Linux
 CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
 CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
+LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
 PASSED_MAX = 64  # rows to a later answered exchange that make a request complete without response
 NO_POSITION = 1 << 62
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
@@ -62,14 +64,15 @@ class Progress:
     By stream: limit, the position up to which bytes are settled. has_gap: one that may still be
     filled. pos: where the next window begins, after the last complete frame; in plaintext, if the
     stream is decrypted. carried: the same in the TCP stream, which may begin with a part of a TLS
-    record before. is_boundary: a frame begins there. points: of decrypted streams, where decryption
-    resumes.
+    record before. is_boundary: a frame begins there. opened: the numbers of decrypted streams of
+    Kafka connections that continue, with their plaintext. points: where their decryption resumes.
 
-    By connection: protocol after the window, as in OPEN. is_over: no more packets come that change
-    its exchanges. is_gone: nothing is kept of it. has_secret: its open exchanges have a message
-    that must not be carried. is_limited: a limit ends the search for Kafka. begin_until: a late
-    capture may bring its first bytes until then (ns). due: when it changes without new packets
-    (ns), or NEVER.
+    By connection: protocol after the window, as in OPEN. is_given_up: it is stuck, and was read
+    before, has many bytes here, or has no gap that can be filled any more. is_over: no more packets
+    come that change its exchanges. is_gone: nothing is kept of it. has_secret: its open exchanges
+    have a message that must not be carried. is_limited: a limit ends the search for Kafka.
+    begin_until: a late capture may bring its first bytes until then (ns). due: when it changes
+    without new packets (ns), or NEVER.
     """
 
     def __init__(
@@ -120,9 +123,18 @@ class Progress:
             self.limit[stream], when = _first_gap(window, stream, patience, now)
             self._until[stream >> 1] = min(self._until[stream >> 1], when)
         self.has_gap = self.limit < window.ends
+        was_kafka = window.earlier_protocol == Protocol.KAFKA
         # no packet can come with which the rest could be decrypted
-        window.is_given_up |= window.is_stuck & ~self.has_gap.reshape(-1, 2).any(axis=1)
-        for stream, opened in window.opened_streams():
+        is_late = ~self.has_gap.reshape(-1, 2).any(axis=1)
+        is_late |= was_kafka | (window.captured > LOOKED_AT_MAX)
+        self.is_given_up = window.is_stuck & is_late
+        self.opened = [
+            (2 * row + side, stream)
+            for row, opened in window.tls.opened.items()
+            if window.is_kafka[row] and not self.is_given_up[row]
+            for side, stream in enumerate(opened)
+        ]
+        for stream, opened in self.opened:
             is_whole = not self.has_gap[stream]
             settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
             self.limit[stream] = settled
@@ -131,7 +143,7 @@ class Progress:
         """Find the complete exchanges, and the connections that are Kafka's beyond doubt."""
         exchanges, connection = window.assembly.exchanges, window.connection_of
         requests, responses = window.frames
-        ends_here = (self.is_over | window.is_given_up)[connection]
+        ends_here = (self.is_over | self.is_given_up)[connection]
         is_settled = [
             ~frames.has | (frames.end <= self.limit[frames.stream]) | ends_here
             for frames in window.frames
@@ -158,7 +170,7 @@ class Progress:
         confirmed = (window.earlier_protocol != Protocol.NONE) | self.is_over
         confirmed[connection[is_answered]] = True
         confirmed |= np.bincount(connection[done], minlength=len(window)) >= CONFIRMED_BY
-        confirmed &= (~window.is_stuck | window.is_given_up) & ~self._may_begin | self.is_over
+        confirmed &= (~window.is_stuck | self.is_given_up) & ~self._may_begin | self.is_over
         self._is_confirmed = confirmed
         self.is_done, self._open_from = _before_open_ones(window, done & confirmed[connection])
 
@@ -171,7 +183,7 @@ class Progress:
         self.protocol: Ints = np.where(ends, Protocol.OTHER, Protocol.NONE)
         is_kafka = np.where(self._is_confirmed, Protocol.KAFKA, Protocol.NONE)
         self.protocol[window.is_kafka] = is_kafka[window.is_kafka]
-        self.protocol[window.is_given_up | self.is_over] = Protocol.OTHER
+        self.protocol[self.is_given_up | self.is_over] = Protocol.OTHER
         self.is_limited = (
             (self.protocol == Protocol.OTHER) & (before != Protocol.OTHER) & ~self.is_over
         )
@@ -198,7 +210,7 @@ class Progress:
         self.pos[is_unread] = window.ends[is_unread]
         self.carried = self.pos.copy()
         self.points: dict[int, RecordPoint] = {}
-        for stream, opened in window.opened_streams():
+        for stream, opened in self.opened:
             if opened.can_resume and is_read[stream]:
                 self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
 

@@ -16,10 +16,9 @@ from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.pipeline.step_rows import STATE_OPEN, packed_table
-from kdissect.resume.assembled_window import LOOKED_AT_MAX
 from kdissect.resume.carry import ConnectionCarry
 from kdissect.resume.open_connection import OpenConnection, from_table, new_connection, to_table
-from kdissect.resume.progress import TLS_HANDSHAKE_BYTES
+from kdissect.resume.progress import LOOKED_AT_MAX, TLS_HANDSHAKE_BYTES
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.builders.captures import Blocks, lose_packets, write_packets
