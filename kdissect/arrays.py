@@ -14,10 +14,11 @@ import numpy.typing as npt
 # What an array holds, where arrays pass between modules.
 Array = npt.NDArray[Any]  # anything
 Rows = npt.NDArray[np.void]  # rows of a structured array
-Row = np.void  # one of them; kernels change it in place
+Struct = np.void  # one of them; kernels change it in place
 Bytes = npt.NDArray[np.uint8]
 Ints = Array  # integers of any width
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]  # of rows in another array
 Positions = npt.NDArray[np.int64]  # of bytes in a buffer or a stream
 TimesNs = npt.NDArray[np.int64]  # nanoseconds since 1970

@@ -36,13 +36,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from kdissect.arrays import Array, Bytes, Ids, Rows
 from kdissect.capture.inputs import listed
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS, OPTIONS_MASK, OPTIONS_SHIFT, SEGMENT, SegmentBatch
@@ -106,7 +106,6 @@ _PART_TYPES = (np.dtype(np.uint8), ENDPOINTS, SEGMENT, np.dtype(np.uint8))
 _COMPRESSED = (".gz", ".zst", ".lz4")
 
 Batches = Iterator[pa.RecordBatch]
-Bytes = npt.NDArray[np.uint8]
 
 
 def stream(
@@ -242,7 +241,7 @@ def _fault_row(path: str, kind: Anomaly, reason: str) -> pa.RecordBatch:
     return _row(bucket, 0, path, none.endpoints, none.segments, fault)
 
 
-def _row(bucket: int, time_ns: int, path: str, *arrays: npt.NDArray[Any]) -> pa.RecordBatch:
+def _row(bucket: int, time_ns: int, path: str, *arrays: Array) -> pa.RecordBatch:
     """Segments and their bytes; or no segments, and a fault of the file."""
     data = pack([np.frombuffer(os.fsencode(path), np.uint8), *arrays])
     moment = datetime.fromtimestamp(time_ns // 10**9, UTC)
@@ -298,9 +297,7 @@ class _Connections(StatefulProcessor):
             expiry_ms = -((late_ns - due) // 10**6)
             self.handle.registerTimer(max(watermark_ms + 1, expiry_ms))
 
-    def _parts(
-        self, bucket: int, found: CompletedExchanges, capture_ids: npt.NDArray[np.int64]
-    ) -> Iterator[Row]:
+    def _parts(self, bucket: int, found: CompletedExchanges, capture_ids: Ids) -> Iterator[Row]:
         """The complete exchanges with their bytes, the topics that they name, and anomalies."""
         options = self.options
         assembly, _ = within(found.assembly, options.time_from_ns, options.time_to_ns)
@@ -342,8 +339,8 @@ def _unpacked(data: bytes) -> list[OpenConnection]:
 
 
 def _new_packets(
-    parts: list[bytes], captures: npt.NDArray[np.void]
-) -> tuple[SegmentBatch, Bytes, npt.NDArray[np.void], list[AnomalyRow]]:
+    parts: list[bytes], captures: Rows
+) -> tuple[SegmentBatch, Bytes, Rows, list[AnomalyRow]]:
     """(the new packets of all parts, their bytes, the captures with their last packets, new faults
     of files).
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Ints, Row, Rows
+from kdissect.arrays import Bools, Bytes, Ints, Rows, Struct
 from kdissect.capture import link_layers
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import Reading
@@ -89,13 +89,13 @@ _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
 
 
 @kernel
-def _find_tcp(buf: Bytes, headers: Row) -> int:
+def _find_tcp(buf: Bytes, headers: Struct) -> int:
     """`link_layers.find_tcp` for a packet that begins with its IP header."""
     return link_layers.find_tcp(buf, headers, link_layers.RAW)
 
 
 @inlined
-def note_fragment(reading: Reading, headers: Row, row: Row) -> int:
+def note_fragment(reading: Reading, headers: Struct, row: Struct) -> int:
     """Fill a row for the fragment that was read last; returns 0 if it cannot lead to TCP."""
     protocol = headers["protocol"]
     if protocol not in _CARRIERS:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Row
+from kdissect.arrays import Bytes, Struct
 from kdissect.capture.packet_reader import BAD_BLOCK, NO_INTERFACE, Reading
 from kdissect.jit import inlined, kernel, load_u8, part, read_u8, read_u16, read_u32
 
@@ -98,19 +98,19 @@ def reason_name(reason: int) -> str:
 
 
 @part
-def _lacks(at: Row, need: int) -> bool:
+def _lacks(at: Struct, need: int) -> bool:
     """Return whether fewer than `need` bytes of the layer were captured."""
     return at["end"] - at["pos"] < need
 
 
 @part
-def _short(at: Row, need: int, malformed: int) -> int:
+def _short(at: Struct, need: int, malformed: int) -> int:
     """The reason for an incomplete header: cut off by the capture, or malformed on the wire."""
     return HEADERS_CUT if at["wire_end"] - at["pos"] >= need else malformed
 
 
 @part
-def _after(at: Row, size: int, following: int) -> int:
+def _after(at: Struct, size: int, following: int) -> int:
     """Move behind a header; returns what follows."""
     at["pos"] += size
     return following
@@ -124,7 +124,7 @@ def _is_ethertype(number: int) -> bool:
 
 
 @part
-def _link_header(buf: Bytes, at: Row, link_type: int) -> int:
+def _link_header(buf: Bytes, at: Struct, link_type: int) -> int:
     """Read the header of the capture's link type; returns what follows."""
     pos = at["pos"]
     if link_type == ETHERNET:
@@ -162,7 +162,7 @@ def _link_header(buf: Bytes, at: Row, link_type: int) -> int:
 
 
 @part
-def _ethernet(buf: Bytes, at: Row) -> int:
+def _ethernet(buf: Bytes, at: Struct) -> int:
     """Read an Ethernet header (IEEE 802.3): two addresses of 6 bytes, then the ethertype or a
     length."""
     if _lacks(at, 14):
@@ -172,7 +172,7 @@ def _ethernet(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _mpls(buf: Bytes, at: Row) -> int:
+def _mpls(buf: Bytes, at: Struct) -> int:
     """Read a stack of MPLS labels (RFC 3032); returns what follows."""
     # An entry is label (20 bits), traffic class (3), bottom of stack (1), TTL (8).
     is_bottom = 0
@@ -196,7 +196,7 @@ def _mpls(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _ethertype(buf: Bytes, at: Row) -> int:
+def _ethertype(buf: Bytes, at: Struct) -> int:
     """Read what an ethertype announces; returns what follows."""
     ethertype = at["ethertype"]
     if ethertype == _P_IPV4:
@@ -219,7 +219,7 @@ def _ethertype(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _ipv4(buf: Bytes, at: Row) -> int:
+def _ipv4(buf: Bytes, at: Struct) -> int:
     """Read an IPv4 header (RFC 791, 3.1); returns what follows."""
     pos = at["pos"]
     if _lacks(at, 20):
@@ -251,7 +251,7 @@ def _ipv4(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _ipv6(buf: Bytes, at: Row) -> int:
+def _ipv6(buf: Bytes, at: Struct) -> int:
     """Read an IPv6 header (RFC 8200, 3); returns what follows."""
     pos = at["pos"]
     if _lacks(at, 40):
@@ -270,7 +270,7 @@ def _ipv6(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _extension(buf: Bytes, at: Row) -> int:
+def _extension(buf: Bytes, at: Struct) -> int:
     """Read an IPv6 extension header (RFC 8200, 4) or AH; returns what follows."""
     pos, protocol = at["pos"], at["protocol"]
     if _lacks(at, 8):
@@ -298,7 +298,7 @@ def _extension(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _tcp(buf: Bytes, at: Row) -> int:
+def _tcp(buf: Bytes, at: Struct) -> int:
     """Record the size of the TCP header (RFC 9293, 3.1); returns a reason."""
     if _lacks(at, 4):
         return _short(at, 4, TCP_MALFORMED)
@@ -312,7 +312,7 @@ def _tcp(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _udp(buf: Bytes, at: Row) -> int:
+def _udp(buf: Bytes, at: Struct) -> int:
     """Read a UDP header and the tunnel that its ports announce; returns what follows."""
     pos = at["pos"]
     if _lacks(at, 8):
@@ -351,7 +351,7 @@ def _udp(buf: Bytes, at: Row) -> int:
 
 
 @part
-def _gre(buf: Bytes, at: Row) -> int:
+def _gre(buf: Bytes, at: Struct) -> int:
     """Read a GRE header (RFC 2784, 2), and ERSPAN's after it; returns what follows."""
     if _lacks(at, 4):
         return _short(at, 4, TUNNEL_MALFORMED)
@@ -378,7 +378,7 @@ def _gre(buf: Bytes, at: Row) -> int:
 
 
 @inlined
-def find_tcp(buf: Bytes, at: Row, link_type: int) -> int:
+def find_tcp(buf: Bytes, at: Struct, link_type: int) -> int:
     """TCP_FOUND with `at` filled, or the reason why there is no TCP header.
 
     at: a row of HEADERS with the positions of the packet; wire_end >= end. At least 4 bytes of the
@@ -422,7 +422,7 @@ def find_tcp(buf: Bytes, at: Row, link_type: int) -> int:
 
 
 @inlined
-def find_headers(reading: Reading, at: Row) -> int:
+def find_headers(reading: Reading, at: Struct) -> int:
     """`find_tcp` for the packet that was read last."""
     cursor = reading.cursor
     interface = cursor["interface"]

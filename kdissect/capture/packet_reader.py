@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Row, Rows
+from kdissect.arrays import Bytes, Rows, Struct
 from kdissect.jit import inlined, read_u8, read_u16, read_u32
 
 CURSOR = np.dtype(
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
     """A capture that is being read: its bytes, CURSOR, INTERFACE[n] and SECRET[n]."""
 
     data: Bytes
-    cursor: Row
+    cursor: Struct
     interfaces: Rows
     secrets: Rows
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Indices, Ints, Row, Rows
+from kdissect.arrays import Bytes, Indices, Ints, Rows, Struct
 from kdissect.capture.ip_fragments import LOST, Joined
 from kdissect.capture.link_layers import (
     HEADERS,
@@ -81,7 +81,7 @@ Words = tuple[int, int, int, int, int, int]
 
 
 @inlined
-def _endpoints_of(buf: Bytes, headers: Row) -> tuple[Words, int]:
+def _endpoints_of(buf: Bytes, headers: Struct) -> tuple[Words, int]:
     """(the words of the packet's endpoint pair, 0 if the sender is endpoint a else 1)."""
     tcp = headers["pos"]
     sender = headers["address_pos"]
@@ -169,7 +169,7 @@ def _hash_pairs(pairs: PairTable, count: int) -> None:
 @kernel
 def _scan_packets(
     reading: Reading,
-    headers: Row,
+    headers: Struct,
     counts: Ints,
     reasons: Ints,
     segments: Rows,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Indices, Row, Rows, read_only
+from kdissect.arrays import Bytes, Indices, Rows, Struct, read_only
 from kdissect.capture import packet_reader
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
@@ -101,8 +101,8 @@ class CaptureInfo:
 @kernel
 def _walk(
     reading: Reading,
-    headers: Row,
-    counts: Row,
+    headers: Struct,
+    counts: Struct,
     splits: Rows,
     fragments: Rows,
     split_bytes: int,
@@ -156,7 +156,7 @@ class RecordWalk:
         self.outcome = STEP_PACKET
 
     @property
-    def cursor(self) -> Row:
+    def cursor(self) -> Struct:
         return self.reading.cursor
 
     def run(self) -> int:

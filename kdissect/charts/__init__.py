@@ -21,11 +21,11 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
+from kdissect.tables.schemas import Row
 from kdissect.text import visible
 
 Spec = dict[str, Any]
 Columns = dict[str, list[Any]]
-Row = dict[str, Any]
 
 VEGA_LITE = "6.4"  # the version that draws them
 

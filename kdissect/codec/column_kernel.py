@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kdissect import jit
-from kdissect.arrays import Bytes, Indices, Ints, Positions, Row, Rows
+from kdissect.arrays import Bytes, Indices, Ints, Positions, Rows, Struct
 from kdissect.protocol import column_plan as plan
 from kdissect.protocol.column_plan import Role
 from kdissect.status import Status
@@ -172,7 +172,7 @@ def _read_size(
 
 
 @jit.part
-def _reserve(levels: Rows, number: int, state: Row) -> int:
+def _reserve(levels: Rows, number: int, state: Struct) -> int:
     """Reserve the next row of a level; returns a status."""
     level = levels[number]
     if level["used"] == level["room"]:
@@ -184,7 +184,7 @@ def _reserve(levels: Rows, number: int, state: Row) -> int:
 
 
 @jit.part
-def _take_row(levels: Rows, number: int, state: Row) -> int:
+def _take_row(levels: Rows, number: int, state: Struct) -> int:
     """Reserve the next row of a level, as its template is; returns a status."""
     code = _reserve(levels, number, state)
     if code == _OK:
@@ -194,7 +194,7 @@ def _take_row(levels: Rows, number: int, state: Row) -> int:
 
 
 @jit.part
-def _mark(levels: Rows, state: Row, role: int, value: int, length: int) -> int:
+def _mark(levels: Rows, state: Struct, role: int, value: int, length: int) -> int:
     """Append a mark of the current message; returns a status."""
     number = jit.int64(len(levels) - 1)
     code = _reserve(levels, number, state)
@@ -212,7 +212,7 @@ def _mark(levels: Rows, state: Row, role: int, value: int, length: int) -> int:
 
 @jit.part
 def _store_value(
-    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
+    step: Struct, buf: Bytes, pos: int, limit: int, levels: Rows, state: Struct
 ) -> tuple[int, int]:
     """VALUE: store a value of fixed width; returns (next pos, status)."""
     size = step["size"]
@@ -248,7 +248,7 @@ def _store_value(
 
 @jit.part
 def _store_bytes(
-    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, state: Row
+    step: Struct, buf: Bytes, pos: int, limit: int, levels: Rows, state: Struct
 ) -> tuple[int, int]:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
     length, after, code = _read_size(buf, pos, limit, step["form"], jit.int64(1), _TRUNCATED)
@@ -267,7 +267,7 @@ def _store_bytes(
 
 @jit.part
 def _open_array(
-    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows, top: Row, state: Row
+    step: Struct, buf: Bytes, pos: int, limit: int, levels: Rows, top: Struct, state: Struct
 ) -> tuple[int, int, int]:
     """ARRAY: open an array; returns (elements, next pos, status).
 
@@ -293,7 +293,7 @@ def _open_array(
 
 @jit.part
 def _read_presence(
-    step: Row, buf: Bytes, pos: int, limit: int, levels: Rows
+    step: Struct, buf: Bytes, pos: int, limit: int, levels: Rows
 ) -> tuple[int, int, int]:
     """NULLABLE: returns (presence, next pos, status); a negative presence means null."""
     # a nullable struct in a tagged field has a varint here, 0 for null
@@ -314,7 +314,7 @@ def _read_presence(
 
 
 @jit.part
-def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int, int, int]:
+def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Struct) -> tuple[int, int, int]:
     """TAGS: returns (fields, next pos, status). `top` becomes the open section, unless it is
     empty."""
     number, after, code = read_uvarint(buf, pos, limit)
@@ -333,7 +333,7 @@ def _open_tags(buf: Bytes, pos: int, limit: int, pc: int, top: Row) -> tuple[int
 
 @jit.part
 def _mark_unknown_tag(
-    stack: Rows, depth: int, levels: Rows, state: Row, pos: int, length: int
+    stack: Rows, depth: int, levels: Rows, state: Struct, pos: int, length: int
 ) -> int:
     """Mark the tag that the innermost section read last; returns a status."""
     top = stack[depth - 1]
@@ -359,7 +359,7 @@ def _next_tag(
     stack: Rows,
     depth: int,
     levels: Rows,
-    state: Row,
+    state: Struct,
 ) -> tuple[int, int, int, int, int]:
     """Go to the next known field of the innermost section, or close the section.
 
@@ -398,7 +398,7 @@ def _next_tag(
 
 
 @jit.part
-def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
+def _begin(program: Program, version: int, levels: Rows, state: Struct) -> int:
     """Begin a message in the next row of level 0; returns its pc, -1 for an unknown version."""
     for number in range(len(levels)):
         levels[number]["saved"] = levels[number]["used"]
@@ -416,7 +416,7 @@ def _begin(program: Program, version: int, levels: Rows, state: Row) -> int:
 
 
 @jit.part
-def _undo(levels: Rows, state: Row) -> None:
+def _undo(levels: Rows, state: Struct) -> None:
     """Remove the rows of a message; in level 0 only the header's values stay."""
     for number in range(1, len(levels)):
         levels[number]["used"] = levels[number]["saved"]
@@ -441,7 +441,7 @@ def run_plan(
     levels: Rows,
     stack: Rows,
     outcome: RunOutcome,
-    state: Row,
+    state: Struct,
 ) -> int:
     """Decode messages from the row of `state` on; returns how many are done.
 

@@ -13,15 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.arrays import Bools, Bytes
+from kdissect.arrays import Bools, Bytes, Ints
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.protocol.column_plan import ColumnPlan, compile_plan
 from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
 from kdissect.status import REASONS, Status
 
 VALUE_MAX = 1 << 28  # bytes of a value; Kafka's own limit on messages is 1 MB by default
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +50,17 @@ class Places:
     def take(self, rows: Ints) -> Places:
         return Places(self.buf, self.start[rows], self.length[rows])
 
-    def int16(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
+    def int16(self, skip: int = 0) -> tuple[Ints, Bools]:
         """(int16 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
         value, is_present = self._number(skip, 2)
         return value.astype(np.int16).astype(np.int64), is_present
 
-    def int32(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
+    def int32(self, skip: int = 0) -> tuple[Ints, Bools]:
         """(int32 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
         value, is_present = self._number(skip, 4)
         return value.astype(np.int32).astype(np.int64), is_present
 
-    def _number(self, skip: int, size: int) -> tuple[Ints, NDArray[np.bool_]]:
+    def _number(self, skip: int, size: int) -> tuple[Ints, Bools]:
         is_present = self.length >= skip + size
         at = np.where(is_present, self.start + skip, 0)
         value = np.zeros(len(at), np.int64)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from kdissect.arrays import Bools, Ints
 from kdissect.codec.arrow_columns import arrow_type
 from kdissect.codec.embedded_structs import DecodedStructs, Places, decode_structs, definition_plan
 from kdissect.codec.nested_columns import with_fields
@@ -33,9 +33,6 @@ from kdissect.status import Status
 CONSUMER, CONNECT = "consumer", "connect"
 STREAMS_ASSIGNOR = "stream"
 DECODED = "_decoded"
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class _Read:
     good: bool, decoded successfully. body: struct per value, null if not.
     """
 
-    good: Flags
+    good: Bools
     body: pa.StructArray
     version: Ints
     faults: list[FormatFault]
@@ -147,8 +144,8 @@ def _read(
     definition: Definition,
     places: Places,
     prefix: int,
-    wanted: Flags,
-    is_layout: Flags,
+    wanted: Bools,
+    is_layout: Bools,
     reads_newer: bool = False,
 ) -> _Read:
     """Read the wanted values with one layout.
@@ -189,16 +186,16 @@ def _fields(body: pa.StructArray) -> dict[str, pa.Array]:
     return {name: body.field(name) for name in body.type.names}
 
 
-def struct_of(columns: dict[str, pa.Array], null: Flags) -> pa.StructArray:
+def struct_of(columns: dict[str, pa.Array], null: Bools) -> pa.StructArray:
     """A struct column of named columns, null where `null`."""
     return pa.StructArray.from_arrays(list(columns.values()), list(columns), mask=pa.array(null))
 
 
-def _equal(texts: pa.Array, text: str) -> Flags:
-    flags: Flags = pc.equal(texts, text).fill_null(False).to_numpy(zero_copy_only=False)
+def _equal(texts: pa.Array, text: str) -> Bools:
+    flags: Bools = pc.equal(texts, text).fill_null(False).to_numpy(zero_copy_only=False)
     return flags
 
 
-def _unknown(texts: pa.Array) -> Flags:
+def _unknown(texts: pa.Array) -> Bools:
     """bool[n]: texts that are null or empty."""
     return _equal(texts.fill_null(""), "")

@@ -16,10 +16,10 @@ import crc32c
 from kdissect.codec.compression import CODEC_NAMES, compress
 from kdissect.codec.message_codec import write_uvarint
 
-Row = dict[str, Any]
+Fields = dict[str, Any]  # of a record, or of the header of a batch
 
 _BATCH = struct.Struct(">qiibIhiqqqhii")
-_HEADER: Row = {
+_HEADER: Fields = {
     "base_offset": None,
     "last_offset": None,
     "codec": "none",
@@ -45,7 +45,7 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
     out += value or b""
 
 
-def _encode_record(record: Row, base_offset: int, base_timestamp_ms: int) -> bytes:
+def _encode_record(record: Fields, base_offset: int, base_timestamp_ms: int) -> bytes:
     """A record of magic 2, with its size in front."""
     body = bytearray(1)  # attributes, which have no meaning
     delta = record["timestamp_ms"] - base_timestamp_ms
@@ -65,7 +65,11 @@ def _encode_record(record: Row, base_offset: int, base_timestamp_ms: int) -> byt
 
 
 def encode_batch(
-    records: Sequence[Row], *, record_count: int | None = None, xerial: bool = True, **header: Any
+    records: Sequence[Fields],
+    *,
+    record_count: int | None = None,
+    xerial: bool = True,
+    **header: Any,
 ) -> bytes:
     """A record batch of magic 2.
 
@@ -116,7 +120,7 @@ def encode_batch(
     return packed[:17] + crc.to_bytes(4, "big") + packed[21:] + section
 
 
-def encode_message(record: Row, magic: int, attributes: int = 0) -> bytes:
+def encode_message(record: Fields, magic: int, attributes: int = 0) -> bytes:
     """A message of magic 0 or 1 with its offset and size in front."""
     parts = [struct.pack(">bb", magic, attributes)]
     if magic == 1:
@@ -131,7 +135,7 @@ def encode_message(record: Row, magic: int, attributes: int = 0) -> bytes:
 
 
 def encode_messages(
-    records: Sequence[Row],
+    records: Sequence[Fields],
     magic: int,
     *,
     codec: str = "none",
@@ -164,7 +168,7 @@ def encode_messages(
     return encode_message(wrapper, magic, attributes | number)
 
 
-def encode_entry(batch: Row, records: list[Row]) -> bytes:
+def encode_entry(batch: Fields, records: list[Fields]) -> bytes:
     """Encode an entry of a record set from its rows (as `decode_record_set` returns them)."""
     if batch["magic"] == 2:
         return encode_batch(records, **{name: batch[name] for name in _HEADER})

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from kdissect import jit
-from kdissect.arrays import Bytes, Indices, Positions, Row, Rows
+from kdissect.arrays import Bytes, Indices, Positions, Rows, Struct
 from kdissect.status import Status
 
 # A batch: what `scan_batches` reads in its header, and the progress of decoding its records. Header
@@ -151,7 +151,7 @@ def _load_i64(address: int) -> int:
 
 @jit.kernel
 def scan_batches(
-    buf: Bytes, start: Positions, length: Indices, position: Row, batches: Rows
+    buf: Bytes, start: Positions, length: Indices, position: Struct, batches: Rows
 ) -> int:
     """Walk over record sets and describe their batches; returns the number of rows, 0 at the end.
 
@@ -186,7 +186,7 @@ def scan_batches(
 
 
 @jit.inlined
-def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
+def _scan_batch(buf: Bytes, pos: int, end: int, batch: Struct) -> None:
     left = end - pos
     batch["pos"] = pos
     batch["size"] = left
@@ -236,7 +236,7 @@ def _scan_batch(buf: Bytes, pos: int, end: int, batch: Row) -> None:
 
 
 @jit.inlined
-def _scan_header(buf: Bytes, pos: int, left: int, batch: Row) -> None:
+def _scan_header(buf: Bytes, pos: int, left: int, batch: Struct) -> None:
     # magic 2 (KIP-98): partitionLeaderEpoch, magic, crc, attributes, lastOffsetDelta,
     # baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, record count
     batch["leader_epoch"] = jit.read_i32(buf, pos + 12)
@@ -265,7 +265,7 @@ def _scan_header(buf: Bytes, pos: int, left: int, batch: Row) -> None:
 
 
 @jit.inlined
-def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Row) -> None:
+def _scan_message(buf: Bytes, pos: int, left: int, magic: int, batch: Struct) -> None:
     # magic 0, 1: crc, magic, attributes, timestamp (magic 1, KIP-32), key, value
     batch["crc"] = jit.read_u32(buf, pos + 12)
     batch["crc_start"] = pos + 16
@@ -343,7 +343,7 @@ def _load_zigzag(address: int, end: int, bits: int) -> tuple[int, int]:
 @jit.kernel
 def parse_records(
     batches: Rows,
-    position: Row,
+    position: Struct,
     byte_count_max: int,
     headers_max: int,
     records: Rows,
@@ -425,7 +425,7 @@ def parse_records(
 
 
 @jit.part
-def _complete_record(batch: Row, record: Row) -> None:
+def _complete_record(batch: Struct, record: Struct) -> None:
     """Replace a record's stored offset and timestamp by the absolute ones; add its control type."""
     record["control_type"] = NO_CONTROL_TYPE
     # with LogAppendTime (KIP-32) all records have the batch's max timestamp; magic 0 has no times
@@ -446,7 +446,7 @@ def _complete_record(batch: Row, record: Row) -> None:
 
 
 @jit.part
-def _load_record(begin: int, end: int, record: Row) -> tuple[int, int]:
+def _load_record(begin: int, end: int, record: Struct) -> tuple[int, int]:
     """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
     size, p = _load_zigzag(begin, end, 32)
     if p < 0:
@@ -491,7 +491,7 @@ def _load_size(p: int, stop: int, least: int) -> tuple[int, int]:
 
 
 @jit.inlined
-def _load_pair(p: int, stop: int, key_min: int, row: Row) -> int:
+def _load_pair(p: int, stop: int, key_min: int, row: Struct) -> int:
     """Load key and value of a record or a header. key_min: -1 if a key may be null, else 0."""
     size, p = _load_size(p, stop, key_min)
     if p < 0:
@@ -530,7 +530,7 @@ def _load_control_type(key: int, key_size: int) -> int:
 
 
 @jit.part
-def _load_message(begin: int, end: int, magic: int, record: Row) -> int:
+def _load_message(begin: int, end: int, magic: int, record: Struct) -> int:
     """Load a message of magic 0 or 1, with its stored offset."""
     if end - begin < ENTRY_HEADER_SIZE:
         return -_TRUNCATED

@@ -18,7 +18,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from kdissect.arrays import Bools, Floats, Ints
 
 DEALS = 20_000
 BLOCK_DEALS = 1_000  # rows of a matrix of deals
@@ -26,10 +27,6 @@ AS_FAR_MAX = 400  # of 20,000 deals: a share of 2 % at least, which no level acc
 UNITS_MAX = 2_000  # more units are bundled
 SEED = 1_990
 _EQUAL = 1e-4  # sums differ in their last bits: a deal this close to the seen difference reaches it
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Scores(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Indices, Row
+from kdissect.arrays import Indices, Struct
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_builder import BROKER, CLIENT, Flow
 from kdissect.codec.redaction import TEXT
@@ -146,7 +146,7 @@ class Rewriter:
             return None
 
 
-def _comment(row: Row, side: int) -> str:
+def _comment(row: Struct, side: int) -> str:
     if row["is_sasl_token"]:
         return f"SASL token, exchange {row['exchange_id']}"
     api = catalog.apis().get(int(row["api_key"]))

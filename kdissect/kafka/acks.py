@@ -5,7 +5,7 @@ acks follow the transactional id, so a few lengths must be skipped first.
 
 from __future__ import annotations
 
-from kdissect.arrays import Row
+from kdissect.arrays import Struct
 from kdissect.jit import int64, kernel
 from kdissect.kafka.walk import Stream
 from kdissect.tcp.byte_ranges import peek
@@ -16,7 +16,7 @@ TAGS_MAX = 64  # tagged fields of a request header; acks after more of them are 
 
 
 @kernel
-def _acks_at(stream: Stream, index: int, pos: int, header: Row) -> int:
+def _acks_at(stream: Stream, index: int, pos: int, header: Struct) -> int:
     """Position of acks in the Produce request at `pos`; -1 if it cannot be found.
 
     Bytes before acks are missing then, or they are no tagged fields of a header.
@@ -58,7 +58,7 @@ def _acks_at(stream: Stream, index: int, pos: int, header: Row) -> int:
 
 
 @kernel
-def acks_of(stream: Stream, index: int, pos: int, header: Row) -> int:
+def acks_of(stream: Stream, index: int, pos: int, header: Struct) -> int:
     """acks of the Produce request at `pos`, unsigned (0 to 65535); -1 if they cannot be read."""
     at = _acks_at(stream, index, pos, header)
     if at < 0 or at + 2 > pos + 4 + header["size"]:
@@ -67,7 +67,7 @@ def acks_of(stream: Stream, index: int, pos: int, header: Row) -> int:
 
 
 @kernel
-def may_be_produce(stream: Stream, index: int, pos: int, header: Row) -> bool:
+def may_be_produce(stream: Stream, index: int, pos: int, header: Struct) -> bool:
     """Return whether the bytes after the header at `pos` can be a Produce request: True if acks
     cannot be found.
 

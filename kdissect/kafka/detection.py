@@ -22,7 +22,7 @@ If the capture lacks the TCP handshake, the client is the side that sends the re
 
 from __future__ import annotations
 
-from kdissect.arrays import Bytes, Indices, Row, Rows
+from kdissect.arrays import Bytes, Indices, Rows, Struct
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_search as search
 from kdissect.kafka.acks import may_be_produce
@@ -173,7 +173,7 @@ def _are_zookeeper_replies(stream: Stream, index: int, pos: int) -> bool:
 
 
 @kernel
-def _begins_with_requests(stream: Stream, walk: Row, has_origin: bool, is_named: bool) -> bool:
+def _begins_with_requests(stream: Stream, walk: Struct, has_origin: bool, is_named: bool) -> bool:
     """Rule 2 of the module, at the first captured byte.
 
     is_named: client ids must be equal and not empty, and correlation ids must rise. This matters if
@@ -226,7 +226,7 @@ def _begins_with_requests(stream: Stream, walk: Row, has_origin: bool, is_named:
 
 
 @kernel
-def _begins_with_responses(stream: Stream, walk: Row, has_origin: bool) -> bool:
+def _begins_with_responses(stream: Stream, walk: Struct, has_origin: bool) -> bool:
     """Rule 5 of the module, at the first byte. Without a SYN only self-identifying responses
     count."""
     header = walk["header"]
@@ -257,7 +257,7 @@ def recognise(
     connections: Rows,
     is_hinted: Bytes,
     rows: Indices,
-    walk: Row,
+    walk: Struct,
     pending: Rows,
 ) -> None:
     """Fill `protocol` and `client_side` of the connections `rows`, from the first bytes that

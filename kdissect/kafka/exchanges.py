@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Ids, Indices, Row, Rows
+from kdissect.arrays import Bools, Ids, Indices, Rows, Struct
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka import frame_tables, framing, response_bodies
@@ -36,7 +36,11 @@ class Frames(NamedTuple):
 
     @staticmethod
     def of(
-        streams: KafkaStreams, walk: Row, asked: Frames | None, scratch: Scratch, extents: Written
+        streams: KafkaStreams,
+        walk: Struct,
+        asked: Frames | None,
+        scratch: Scratch,
+        extents: Written,
     ) -> Frames:
         """All frames that a new walk finds in the streams of its direction; their extents are
         appended. asked: for a walk over responses, the requests."""
@@ -127,7 +131,7 @@ def _fill(exchanges: Rows, pairs: Pairs, segments: Rows, earlier: Rows) -> None:
 
 
 @inlined
-def _fill_side(side: Row, frames: Rows, row: int, segments: Rows) -> None:
+def _fill_side(side: Struct, frames: Rows, row: int, segments: Rows) -> None:
     """Fill a SIDE from its frame `row` (-1: no such side)."""
     if row < 0:
         side["size"] = -1
@@ -149,7 +153,7 @@ def _fill_side(side: Row, frames: Rows, row: int, segments: Rows) -> None:
 
 
 @inlined
-def _queued_ns(exchange: Row, responses: Rows, row: int, segments: Rows, earlier: Row) -> int:
+def _queued_ns(exchange: Struct, responses: Rows, row: int, segments: Rows, earlier: Struct) -> int:
     """How long a request waited until the response before its own, which is `row`, had left; -1 if
     that is not known.
 

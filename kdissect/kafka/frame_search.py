@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kdissect.arrays import Row, Rows
+from kdissect.arrays import Rows, Struct
 from kdissect.jit import inlined, int64, kernel, load_u8, load_u16, load_u32
 from kdissect.kafka import sasl_detection
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
@@ -90,7 +90,7 @@ def is_text(byte: int) -> bool:
 
 
 @inlined
-def is_known(walk: Row, header: Row) -> bool:
+def is_known(walk: Struct, header: Struct) -> bool:
     """Return whether an API has the version in the header."""
     key, api_version = header["key"], header["api_version"]
     is_inside = 0 <= key < API_KEYS and 0 <= api_version < API_VERSIONS
@@ -98,7 +98,7 @@ def is_known(walk: Row, header: Row) -> bool:
 
 
 @inlined
-def _clear(header: Row) -> None:
+def _clear(header: Struct) -> None:
     header["size"] = -1
     header["key"] = -1
     header["api_version"] = -1
@@ -108,7 +108,7 @@ def _clear(header: Row) -> None:
 
 
 @kernel
-def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row) -> int:
+def request_header(stream: Stream, index: int, pos: int, walk: Struct, header: Struct) -> int:
     """Read the request header at `pos` (its size prefix) into `header`; returns its grade.
 
     index: a piece at or before `pos`. At most CLIENT_BYTES_READ bytes of the client id are read.
@@ -165,7 +165,7 @@ def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row)
 
 
 @kernel
-def _is_handshake(stream: Stream, index: int, pos: int, header: Row) -> bool:
+def _is_handshake(stream: Stream, index: int, pos: int, header: Struct) -> bool:
     """Return whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
     at = pos + 14 + max(header["client_length"], 0)
     end = pos + 4 + header["size"]
@@ -173,7 +173,7 @@ def _is_handshake(stream: Stream, index: int, pos: int, header: Row) -> bool:
 
 
 @kernel
-def _request_points(stream: Stream, index: int, pos: int, walk: Row) -> int:
+def _request_points(stream: Stream, index: int, pos: int, walk: Struct) -> int:
     """Score of a request at `pos` (see the module), whose header the walk gets; -1 if something
     contradicts it."""
     pieces = stream.pieces
@@ -260,7 +260,7 @@ def _request_points(stream: Stream, index: int, pos: int, walk: Row) -> int:
 
 
 @kernel
-def find_request(stream: Stream, index: int, pos: int, walk: Row) -> int:
+def find_request(stream: Stream, index: int, pos: int, walk: Struct) -> int:
     """First position at or after `pos` with LOCK_POINTS for a request; -1 if there is none.
 
     In a young stream it also stops at a segment with the size and shape of a SASL token. Time is
@@ -298,7 +298,7 @@ def find_request(stream: Stream, index: int, pos: int, walk: Row) -> int:
 
 
 @kernel
-def response_header(stream: Stream, index: int, pos: int, walk: Row, header: Row) -> bool:
+def response_header(stream: Stream, index: int, pos: int, walk: Struct, header: Struct) -> bool:
     """Read size and correlation id at `pos`; whether a response can begin so (True if bytes miss).
 
     The byte after the id must be 0 or 255; see the module.
@@ -419,7 +419,7 @@ def names_listed(stream: Stream, index: int, pos: int, size: int) -> int:
 
 
 @kernel
-def _response_points(stream: Stream, index: int, pos: int, walk: Row, pending: Rows) -> int:
+def _response_points(stream: Stream, index: int, pos: int, walk: Struct, pending: Rows) -> int:
     """Score of a response at `pos`; -1 if something contradicts it.
 
     The walk has the requests without response so far, and the id of the last response. A response
@@ -534,7 +534,7 @@ def pending_token(pending: Rows, first: int, last: int, sent_before: int) -> int
 
 
 @kernel
-def find_response(stream: Stream, index: int, pos: int, walk: Row, pending: Rows) -> int:
+def find_response(stream: Stream, index: int, pos: int, walk: Struct, pending: Rows) -> int:
     """First position at or after `pos` with LOCK_POINTS for a response; -1 if there is none.
 
     In a young stream it also stops at a token, as `find_request`. A segment of four zeros is an

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Indices, Row, Rows
+from kdissect.arrays import Indices, Rows, Struct
 from kdissect.jit import inlined, int64, kernel
 from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
 from kdissect.kafka.walk import STREAM, Stream
@@ -119,7 +119,7 @@ def _put_extents(stream: Stream, index: int, begin: int, end: int, tables: Table
 
 
 @kernel
-def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) -> None:
+def put_frame(stream: Stream, index: int, kind: int, walk: Struct, tables: Tables) -> None:
     """Append the frame at the walk's position, whose size prefix was captured, and step over it.
 
     The tables must have room for it (`has_room`).
@@ -165,7 +165,7 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) 
 
 
 @kernel
-def put_unframed(stream: Stream, end: int, walk: Row, tables: Tables) -> None:
+def put_unframed(stream: Stream, end: int, walk: Struct, tables: Tables) -> None:
     """Append a fault for the captured bytes from the last frame to `end`, if any.
 
     The tables must have room for it (`has_room`).

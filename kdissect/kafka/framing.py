@@ -26,7 +26,7 @@ A walk stops where its tables are full, and continues from there at the next cal
 
 from __future__ import annotations
 
-from kdissect.arrays import Indices, Row, Rows
+from kdissect.arrays import Indices, Rows, Struct
 from kdissect.jit import inlined, int64, kernel, part
 from kdissect.kafka import frame_search as search
 from kdissect.kafka import frame_tables, sasl_detection
@@ -55,7 +55,7 @@ _SIZE_MISSING, _HEADER_MISSING, _NO_FRAME = -1, -2, -3
 
 @inlined
 def _enter(
-    walk: Row, connection: int, streams: KafkaStreams, number: int, pending_start: Indices
+    walk: Struct, connection: int, streams: KafkaStreams, number: int, pending_start: Indices
 ) -> None:
     """Begin with a stream; `number` is its own."""
     origin = streams.origin[number]
@@ -86,7 +86,7 @@ def _enter(
 
 
 @inlined
-def _lock(walk: Row, pos: int) -> None:
+def _lock(walk: Struct, pos: int) -> None:
     """Continue at the boundary `pos` that the search found; tokens may be there."""
     walk["pos"] = pos
     walk["is_certain"] = 1
@@ -94,7 +94,7 @@ def _lock(walk: Row, pos: int) -> None:
 
 
 @inlined
-def _go_on(walk: Row, kind: int, captured_from: int) -> None:
+def _go_on(walk: Struct, kind: int, captured_from: int) -> None:
     """Go on from a position without a frame. captured_from: position of the next captured byte."""
     if kind == _HEADER_MISSING:
         # the boundary after the frame is certain
@@ -124,7 +124,7 @@ def _piece_at(stream: Stream, index: int, pos: int) -> int:
 @kernel
 def walk_on(
     streams: KafkaStreams,
-    walk: Row,
+    walk: Struct,
     pending: Rows,
     pending_start: Indices,
     tables: Tables,
@@ -198,7 +198,7 @@ def walk_on(
 
 
 @inlined
-def _remember(walk: Row, client: int) -> None:
+def _remember(walk: Struct, client: int) -> None:
     """Add a client id's hash to the known ones, up to CLIENTS_MAX."""
     count = walk["client_count"]
     for number in range(count):
@@ -210,7 +210,7 @@ def _remember(walk: Row, client: int) -> None:
 
 
 @inlined
-def _ends_well(stream: Stream, index: int, pos: int, walk: Row) -> bool:
+def _ends_well(stream: Stream, index: int, pos: int, walk: Struct) -> bool:
     """Return whether a request, or the end of the stream, follows a frame that ends at `pos`."""
     if pos >= stream.end:
         return pos == stream.end
@@ -219,7 +219,7 @@ def _ends_well(stream: Stream, index: int, pos: int, walk: Row) -> bool:
 
 
 @kernel
-def _request_kind(stream: Stream, index: int, walk: Row) -> int:
+def _request_kind(stream: Stream, index: int, walk: Struct) -> int:
     """Classify the bytes at the position of the walk, and read and grade the header there.
 
     Returns EXPECTS, TOKEN, _SIZE_MISSING, _HEADER_MISSING or _NO_FRAME.
@@ -259,7 +259,7 @@ def _request_kind(stream: Stream, index: int, walk: Row) -> int:
 
 
 @kernel
-def _learn_request(stream: Stream, index: int, kind: int, walk: Row) -> int:
+def _learn_request(stream: Stream, index: int, kind: int, walk: Struct) -> int:
     """Record facts of this request that help with later ones; returns its kind, now with SILENT."""
     walk["is_first"] = 0
     if kind == TOKEN:
@@ -299,7 +299,7 @@ def _is_near(pending: Rows, first: int, last: int, correlation: int, last_id: in
 
 
 @inlined
-def _is_token(stream: Stream, index: int, is_plausible: bool, walk: Row, pending: Rows) -> bool:
+def _is_token(stream: Stream, index: int, is_plausible: bool, walk: Struct, pending: Rows) -> bool:
     """Return whether the frame of the walk, whose id matches no request, is a SASL token without
     header (KIP-43)."""
     header = walk["header"]
@@ -320,7 +320,7 @@ def _is_token(stream: Stream, index: int, is_plausible: bool, walk: Row, pending
 
 @kernel
 def _is_refused(
-    stream: Stream, index: int, pos: int, walk: Row, pending: Rows, decoder: BodyDecoder
+    stream: Stream, index: int, pos: int, walk: Struct, pending: Rows, decoder: BodyDecoder
 ) -> bool:
     """Return whether the bytes at `pos` do not decode as a response to the request with their
     correlation id.
@@ -345,7 +345,7 @@ def _is_refused(
 
 
 @kernel
-def _response_kind(stream: Stream, index: int, walk: Row, pending: Rows) -> tuple[int, int]:
+def _response_kind(stream: Stream, index: int, walk: Struct, pending: Rows) -> tuple[int, int]:
     """Classify the bytes at the position of the walk, and read the header there.
 
     Returns (EXPECTS, TOKEN, _SIZE_MISSING, _HEADER_MISSING or _NO_FRAME; row of its request or
@@ -392,7 +392,7 @@ def _response_kind(stream: Stream, index: int, walk: Row, pending: Rows) -> tupl
 
 
 @kernel
-def _learn_response(stream: Stream, index: int, kind: int, request: int, walk: Row) -> None:
+def _learn_response(stream: Stream, index: int, kind: int, request: int, walk: Struct) -> None:
     """Record facts of this response that help with later ones. request: row of its request."""
     header = walk["header"]
     if kind == EXPECTS:

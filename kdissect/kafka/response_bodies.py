@@ -15,7 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Ints, Positions, Row, Rows, address_of, joined, read_only
+from kdissect.arrays import (
+    Bools,
+    Bytes,
+    Ints,
+    Positions,
+    Rows,
+    Struct,
+    address_of,
+    joined,
+    read_only,
+)
 from kdissect.codec import column_kernel
 from kdissect.codec.column_kernel import LEVEL, MARK, OPEN, STATE, EncodedMessages
 from kdissect.jit import int64, kernel
@@ -64,7 +74,7 @@ class BodyDecoder(NamedTuple):
     levels: Rows
     stack: Rows
     outcome: column_kernel.RunOutcome
-    state: Row
+    state: Struct
 
 
 def every_response() -> frozenset[Pair]:
@@ -172,7 +182,7 @@ def try_all(
 
 @kernel
 def are_other_bytes(
-    stream: Stream, index: int, pos: int, size: int, request: Row, decoder: BodyDecoder
+    stream: Stream, index: int, pos: int, size: int, request: Struct, decoder: BodyDecoder
 ) -> bool:
     """Return whether the frame at `pos`, of `size` bytes, cannot be the response to a request.
 

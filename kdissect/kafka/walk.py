@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Ints, Row, Rows, TimesNs
+from kdissect.arrays import Bytes, Ints, Rows, Struct, TimesNs
 from kdissect.jit import inlined, int64
 from kdissect.protocol import catalog
 from kdissect.tcp.byte_ranges import Pieces
@@ -77,9 +77,9 @@ def _known_apis() -> Bytes:
     return table.reshape(-1)
 
 
-def new_walk(direction: int, size_max: int) -> Row:
+def new_walk(direction: int, size_max: int) -> Struct:
     """WALK before its first step. size_max: bytes that a size prefix may claim."""
-    walk: Row = np.zeros(1, WALK)[0]
+    walk: Struct = np.zeros(1, WALK)[0]
     walk["direction"], walk["size_max"], walk["known"] = direction, size_max, _known_apis()
     walk["last_id"] = walk["size_read"] = -1
     return walk

@@ -35,8 +35,8 @@ from kdissect.pipeline.step_rows import (
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
     STATE_OPEN,
-    Row,
     RowKind,
+    StepRow,
     packed_table,
     sliced,
 )
@@ -114,7 +114,7 @@ class AssembledBucket:
     summary: RunSummary = field(default_factory=RunSummary)
 
 
-def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
+def assemble(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[StepRow]:
     """Turn all rows of one bucket, in order, into rows keyed by slot."""
     began = time.perf_counter()
     gathered = Gathered()
@@ -150,7 +150,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     order: Counter[int] = Counter()
     for part in _parts(assembly):
         for slot, some in exchange_index.parts(part, _slots(plan, part), ROW_BYTES_MAX):
-            yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], some)
+            yield StepRow(slot, RowKind.EXCHANGES, (number << 20) + order[slot], some)
             order[slot] += 1
     home = number % plan.slot_count
     connections = connections_table(
@@ -164,7 +164,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     )
     for name, table in tables:
         for some in sliced(table):
-            yield Row(home, RowKind.TABLE, number, packed_table(name, some))
+            yield StepRow(home, RowKind.TABLE, number, packed_table(name, some))
     packets = enumerate(assembly.duplicate_packets.tolist())
     summary.duplicates.update({source: count for source, count in packets if count})
     summary.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}

@@ -23,7 +23,7 @@ from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import NamesUsed, read_events, scram_users
-from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, TABLE_OF, Row, RowKind, Sink
+from kdissect.pipeline.step_rows import STATE, STORY_ANOMALIES, TABLE_OF, RowKind, Sink, StepRow
 from kdissect.stories.events import Collector, sorted_events, unpack
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.fetch_sessions import fetch_sessions_table
@@ -46,8 +46,8 @@ _TABLES = (
 
 
 def decode(
-    plan: RunPlan, known: KnownNames, sources: Sources, rows: Iterable[Row], sink: Sink
-) -> Iterator[Row]:
+    plan: RunPlan, known: KnownNames, sources: Sources, rows: Iterable[StepRow], sink: Sink
+) -> Iterator[StepRow]:
     """Write all rows of one slot to tables; yields events.
 
     known: of the whole run. rows: all have the slot's number as their key, in the order of
@@ -82,7 +82,7 @@ def decode(
     for name, table in events.tables().items() if plan.keeps else ():
         sink(f"{STATE}/{name}", table)
     for packed in chain(events.packed(), earlier.packed()):
-        yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
+        yield StepRow(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     timings = {"decode_s": time.perf_counter() - began, "decode_bytes": byte_count}
     yield RunSummary(timings=timings, names_used=used if plan.keeps else set()).row(slot)
 
@@ -120,7 +120,7 @@ def write_chunks(
     return used
 
 
-def analyse(rows: Iterable[Row], sink: Sink) -> Iterator[Row]:
+def analyse(rows: Iterable[StepRow], sink: Sink) -> Iterator[StepRow]:
     """Write the tables built from all events of one key."""
     began = time.perf_counter()
     events = unpack([row.data for row in rows])

@@ -17,7 +17,7 @@ from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import saved_events
 from kdissect.pipeline.scan import scan, scan_unit
-from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
+from kdissect.pipeline.step_rows import RUN, RowKind, Sink, StepRow
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.step_log import logged_step
 
@@ -51,7 +51,7 @@ def staged_run(plan: RunPlan, out: str, run_id: str) -> RunSummary:
     return summary
 
 
-class _KeyedRows(defaultdict[int, list[Row]]):
+class _KeyedRows(defaultdict[int, list[StepRow]]):
     """Rows between two steps, by key."""
 
     def __init__(self, summary: RunSummary) -> None:
@@ -59,14 +59,14 @@ class _KeyedRows(defaultdict[int, list[Row]]):
         super().__init__(list)
         self._summary = summary
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[StepRow]) -> None:
         for row in rows:
             if row.key == RUN:
                 self._summary.add(row)
             else:
                 self[row.key].append(row)
 
-    def drain(self) -> Iterator[list[Row]]:
+    def drain(self) -> Iterator[list[StepRow]]:
         """Yield the rows of each key in the order that a step expects, and drop them."""
         for key in sorted(self):
             yield sorted(self.pop(key), key=lambda row: (row.kind, row.order))

@@ -39,7 +39,7 @@ from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture, walk_capt
 from kdissect.capture.windows import TLS_KEY_LOG
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.step_rows import Row, RowKind
+from kdissect.pipeline.step_rows import RowKind, StepRow
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
@@ -166,7 +166,7 @@ class RunPlan:
         saved = self.before.open_files if self.before else ()
         return [*self.splits, *range(len(self.files)), *saved]
 
-    def scan_rows(self) -> list[Row]:
+    def scan_rows(self) -> list[StepRow]:
         """A row for each scan task, with consecutive units of about equal bytes."""
         units = list(enumerate(self.scan_units))
         sizes = (0 if isinstance(file, str) else file.size for file in self.files)
@@ -177,7 +177,7 @@ class RunPlan:
         saved = range(count, len(units))  # a task for each file
         starts = [*bounds[bounds < count].tolist(), *saved, len(units)]
         return [
-            Row(task, RowKind.UNITS, task, pickle.dumps(units[start:stop]))
+            StepRow(task, RowKind.UNITS, task, pickle.dumps(units[start:stop]))
             for task, (start, stop) in enumerate(pairwise(starts))
         ]
 

@@ -17,7 +17,7 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import Before, RunPlan
 from kdissect.pipeline.saved_state import NamesUsed, late_names
-from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
+from kdissect.pipeline.step_rows import RUN, RowKind, Sink, StepRow
 from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.schemas import CAPTURES, table_of_rows
@@ -59,13 +59,13 @@ class RunSummary:
         self.files += other.files
         return self
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StepRow) -> None:
         """Add what a row with the key RUN tells."""
         self += pickle.loads(row.data)
 
-    def row(self, order: int = 0) -> Row:
+    def row(self, order: int = 0) -> StepRow:
         """The row with the key RUN that tells the same."""
-        return Row(RUN, RowKind.SUMMARY, order, pickle.dumps(self))
+        return StepRow(RUN, RowKind.SUMMARY, order, pickle.dumps(self))
 
 
 def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> None:

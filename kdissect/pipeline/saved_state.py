@@ -16,7 +16,7 @@ from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
-from kdissect.pipeline.step_rows import Row, RowKind
+from kdissect.pipeline.step_rows import RowKind, StepRow
 from kdissect.stories.events import SCHEMAS
 from kdissect.tables.anomalies import AnomalyRow
 from kdissect.tables.arrow_arrays import plain
@@ -79,16 +79,16 @@ def read_state(path: str) -> pa.Table:
         raise CaptureError(f"{path}: not readable ({error})") from error
 
 
-def saved_events(plan: RunPlan) -> list[Row]:
+def saved_events(plan: RunPlan) -> list[StepRow]:
     """A row for each file with events of earlier runs, keyed by slot."""
     files = plan.before.event_files if plan.before else ()
     return [
-        Row(number % plan.slot_count, RowKind.SAVED_EVENTS, number, os.fsencode(path))
+        StepRow(number % plan.slot_count, RowKind.SAVED_EVENTS, number, os.fsencode(path))
         for number, path in enumerate(files)
     ]
 
 
-def read_events(row: Row) -> tuple[str, pa.Table]:
+def read_events(row: StepRow) -> tuple[str, pa.Table]:
     """(name of SCHEMAS, events) of a row of `saved_events`."""
     path = os.fsdecode(row.data)
     name = Path(path).parent.name

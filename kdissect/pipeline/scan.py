@@ -25,8 +25,8 @@ from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.step_rows import (
     ROW_BYTES_MAX,
     STATE_OPEN,
-    Row,
     RowKind,
+    StepRow,
     packed_table,
     sliced,
 )
@@ -34,14 +34,14 @@ from kdissect.resume.open_connection import endpoints_of
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
 
 
-def scan(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
+def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[StepRow]:
     """Yield the rows of all units in rows of `RunPlan.scan_rows`."""
     for row in rows:
         for number, unit in pickle.loads(row.data):
             yield from scan_unit(plan, sources, number, unit)
 
 
-def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[Row]:
+def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[StepRow]:
     """Yield the rows of a unit. number: of the unit in the run."""
     if isinstance(unit, Split):
         yield from _split_rows(plan, sources, number, unit)
@@ -54,7 +54,7 @@ def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> I
             yield RunSummary(hashes={unit: digest}).row(number)
 
 
-def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[Row]:
+def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[StepRow]:
     began = time.perf_counter()
     result = scan_packets(split, sources, plan.fragments)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
@@ -65,20 +65,20 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
         ignored=defaultdict(Counter, {source: Counter(result.ignored_reasons)}),
     )
     for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
-        yield Row(0, RowKind.TABLE, number, packed_table("anomalies", part))
+        yield StepRow(0, RowKind.TABLE, number, packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
     yield summary.row(number)
 
 
-def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[Row]:
+def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[StepRow]:
     """Yield the rows of a file of saved connections, by bucket."""
     saved = read_state(path)
     batch = SegmentBatch(endpoints_of(saved), np.zeros(0, SEGMENT))
     buckets, order = bucket_of(batch, plan.bucket_count), number << 20
     for bucket in np.unique(buckets).tolist():
         for part in sliced(saved.filter(pa.array(buckets == bucket))):
-            yield Row(bucket, RowKind.STATES, order, packed_table(STATE_OPEN, part))
+            yield StepRow(bucket, RowKind.STATES, order, packed_table(STATE_OPEN, part))
             order += 1
 
 
@@ -131,7 +131,7 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
         )
 
 
-def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:
+def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[StepRow]:
     """Yield segments by bucket."""
     if not len(batch.segments):
         return
@@ -148,7 +148,7 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
             order_number = (number << 20) + start // row_max
-            yield Row(key, RowKind.SEGMENTS, order_number, part)
+            yield StepRow(key, RowKind.SEGMENTS, order_number, part)
 
 
 def bucket_of(batch: SegmentBatch, bucket_count: int) -> Ints:

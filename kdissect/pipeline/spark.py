@@ -40,7 +40,7 @@ from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import saved_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_session import job_errors
-from kdissect.pipeline.step_rows import RUN, Row, RowKind
+from kdissect.pipeline.step_rows import RUN, RowKind, StepRow
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.step_log import logged_step
 
@@ -85,7 +85,7 @@ def _summary(spark: SparkSession, plan: RunPlan, frame: DataFrame, step: str) ->
     summary = RunSummary()
     with logged_step(step), job_errors(spark, plan):
         for row in frame.where(f"key = {RUN}").collect():
-            summary.add(Row(*row))
+            summary.add(StepRow(*row))
     return summary
 
 
@@ -116,7 +116,9 @@ def _decoded(
 # -- stages --------------------------------------------------------------------------------
 
 
-def _mapped(frame: DataFrame, stage: Callable[..., Iterator[Row]], *values: object) -> DataFrame:
+def _mapped(
+    frame: DataFrame, stage: Callable[..., Iterator[StepRow]], *values: object
+) -> DataFrame:
     """The rows `stage(rows, *values)` of each task; those about the run become one.
 
     The tasks have the driver's settings of object stores.
@@ -138,12 +140,12 @@ def _mapped(frame: DataFrame, stage: Callable[..., Iterator[Row]], *values: obje
     return frame.mapInArrow(task, ROWS)
 
 
-def _scan(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
+def _scan(rows: Iterator[StepRow], plan: bytes) -> Iterator[StepRow]:
     run_plan = RunPlan.of_task(plan)
     return scan(run_plan, run_plan.sources(), rows)
 
 
-def _assemble(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
+def _assemble(rows: Iterator[StepRow], plan: bytes) -> Iterator[StepRow]:
     run_plan = RunPlan.of_task(plan)
     for key, group in _groups(rows):
         if key == RUN:
@@ -154,8 +156,8 @@ def _assemble(rows: Iterator[Row], plan: bytes) -> Iterator[Row]:
 
 
 def _decode(
-    rows: Iterator[Row], plan: bytes, known: KnownNames, out: str, run_id: str
-) -> Iterator[Row]:
+    rows: Iterator[StepRow], plan: bytes, known: KnownNames, out: str, run_id: str
+) -> Iterator[StepRow]:
     run_plan = RunPlan.of_task(plan)
     sink: ParquetSink | None = None
     for slot, group in _groups(rows):
@@ -165,7 +167,7 @@ def _decode(
         yield RunSummary(files=sink.close()).row()
 
 
-def _analyse(rows: Iterator[Row], out: str, run_id: str) -> Iterator[Row]:
+def _analyse(rows: Iterator[StepRow], out: str, run_id: str) -> Iterator[StepRow]:
     sink: ParquetSink | None = None
     for key, group in _groups(rows):
         if key == RUN:
@@ -177,7 +179,7 @@ def _analyse(rows: Iterator[Row], out: str, run_id: str) -> Iterator[Row]:
         yield RunSummary(files=sink.close()).row()
 
 
-def _whole(rows: Iterator[Row], plan: RunPlan, out: str, run_id: str) -> Iterator[Row]:
+def _whole(rows: Iterator[StepRow], plan: RunPlan, out: str, run_id: str) -> Iterator[StepRow]:
     """All steps in one task, for a capture with one split and one slot."""
     for _ in rows:
         yield local.staged_run(plan, out, run_id).row()
@@ -191,25 +193,25 @@ def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
     return placed.sortWithinPartitions("key", "kind", "ord")
 
 
-def _groups(rows: Iterator[Row]) -> Iterator[tuple[int, Iterator[Row]]]:
+def _groups(rows: Iterator[StepRow]) -> Iterator[tuple[int, Iterator[StepRow]]]:
     """Yield the rows of each key."""
     return groupby(rows, key=lambda row: row.key)
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[StepRow]:
     for batch in batches:
         for row in range(batch.num_rows):  # one at a time, because they are megabytes
             key, kind, order, data = (column[row].as_py() for column in batch.columns)
-            yield Row(key, kind, order, _PACKED.get(kind, _BYTES)[1](data))
+            yield StepRow(key, kind, order, _PACKED.get(kind, _BYTES)[1](data))
 
 
-def _batch(row: Row) -> pa.RecordBatch:
+def _batch(row: StepRow) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
         [dict(zip(_SCHEMA.names, _plain(row), strict=True))], schema=_SCHEMA
     )
 
 
-def _plain(row: Row) -> tuple[int, int, int, bytes]:
+def _plain(row: StepRow) -> tuple[int, int, int, bytes]:
     return row.key, int(row.kind), row.order, _PACKED.get(row.kind, _BYTES)[0](row.data)
 
 
@@ -236,7 +238,7 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
-def _task_rows(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+def _task_rows(spark: SparkSession, rows: Sequence[StepRow]) -> DataFrame:
     """The rows, one for each task; their keys count the tasks."""
     frame = spark.createDataFrame([_plain(row) for row in rows], ROWS)
     return frame.repartitionById(len(rows), F.expr("cast(key as int)"))
@@ -247,7 +249,7 @@ def in_tasks(spark: SparkSession) -> Runner:
 
     def run(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         rows = [
-            Row(number, RowKind.UNITS, number, pickle.dumps(item))
+            StepRow(number, RowKind.UNITS, number, pickle.dumps(item))
             for number, item in enumerate(items)
         ]
         with job_errors(spark):
@@ -258,6 +260,6 @@ def in_tasks(spark: SparkSession) -> Runner:
     return run
 
 
-def _call(rows: Iterable[Row], call: Callable[[Item], Result]) -> Iterator[Row]:
+def _call(rows: Iterable[StepRow], call: Callable[[Item], Result]) -> Iterator[StepRow]:
     for row in rows:
         yield row._replace(data=pickle.dumps(call(pickle.loads(row.data))))

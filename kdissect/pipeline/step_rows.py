@@ -54,7 +54,7 @@ class RowKind(IntEnum):
     SAVED_EVENTS = 8  # the path of a file with events of earlier runs
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """A row between steps. key: the bucket, the slot, the key of events, or RUN.
 
     data: a SegmentBatch of SEGMENTS, an Assembly of EXCHANGES, bytes of other kinds.

@@ -6,13 +6,14 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import crc32c
 
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompressed
 from kdissect.codec.record_batches import decode_record_set
 from kdissect.status import Status
+from kdissect.tables.schemas import Row
 
 _ENTRY = struct.Struct(">qi")  # base offset, length of what follows
 _MAGIC_AT = 16
@@ -27,8 +28,6 @@ _ATTRIBUTES_AT, _TIMES_AT, _COUNT_AT = 21, 27, 57
 _MARKER_AT = 68  # its type: brokers write one record without deltas, after its version
 _CODEC_MASK, _APPEND_TIME = 7, 8
 _LIMITS = DecompressionLimits()
-
-Row = dict[str, Any]
 
 
 class BatchHeader(NamedTuple):

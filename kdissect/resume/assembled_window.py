@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kdissect.arrays import Bools, Ints, Rows
 from kdissect.capture.mapped_files import Sources
@@ -121,7 +120,7 @@ class AssembledWindow:
         self.id_here = rows["exchange_id"]
         self.assembly = replace(assembly, connections=restated, exchanges=exchanges)
 
-    def _frames(self, exchanges: npt.NDArray[np.void], pairs: Pairs, way: int) -> Frames:
+    def _frames(self, exchanges: Rows, pairs: Pairs, way: int) -> Frames:
         """The frames of the requests, or of the responses."""
         column = exchanges[SIDES[way]]
         table, row_of = ((pairs.requests, pairs.request), (pairs.responses, pairs.response))[way]
@@ -156,7 +155,7 @@ def _before(connections: Sequence[OpenConnection], table: Rows) -> Rows:
     return before
 
 
-def _connections(assembly: Assembly, before: Rows, table: Rows) -> npt.NDArray[np.void]:
+def _connections(assembly: Assembly, before: Rows, table: Rows) -> Rows:
     """CONNECTION rows with the times and counts of earlier windows."""
     connections, earlier = assembly.connections.copy(), before["connection"]
     for name in DIRECTION.names or ():
@@ -177,9 +176,7 @@ def _connections(assembly: Assembly, before: Rows, table: Rows) -> npt.NDArray[n
     return connections
 
 
-def _exchanges(
-    exchanges: npt.NDArray[np.void], frames: tuple[Frames, Frames], before: Rows, ids: Ints
-) -> npt.NDArray[np.void]:
+def _exchanges(exchanges: Rows, frames: tuple[Frames, Frames], before: Rows, ids: Ints) -> Rows:
     """EXCHANGE rows with positions in whole streams, and ids made from them."""
     exchanges, base = exchanges.copy(), before["base"].reshape(-1)
     for name, frame in zip(SIDES, frames, strict=True):

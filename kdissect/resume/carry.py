@@ -56,7 +56,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kdissect.arrays import Ints, Rows, joined, take
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
@@ -191,7 +190,7 @@ class ConnectionCarry:
                 taken[key] = rows
         return taken
 
-    def _without_earlier(self, row: np.void, segments: npt.NDArray[np.void], rows: Ints) -> Ints:
+    def _without_earlier(self, row: np.void, segments: Rows, rows: Ints) -> Ints:
         """Rows without further copies of the connection's SYNs, whose bytes are released, and
         without packets of an earlier connection."""
         some = segments[rows]
@@ -308,7 +307,7 @@ def _with_carried(
     return together, sources.carrying(np.frombuffer(data, np.uint8))
 
 
-def _openings(states: Rows) -> npt.NDArray[np.void]:
+def _openings(states: Rows) -> Rows:
     """The SYNs that make the carried bytes of resumed connections begin at a known position."""
     is_made = is_resumed(states)[:, None] & (states["seq"] != NO_NUMBER)
     number, side = np.nonzero(is_made)

@@ -6,9 +6,8 @@ See `carry` for the terms.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import Bools, Ints, Rows, gather_ranges
+from kdissect.arrays import Bools, Bytes, Ints, Rows, gather_ranges
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, COUNTED_BEFORE, FIN, RST, SYN
 from kdissect.kafka.assembly import EXTENT, Anomaly, Protocol
@@ -71,7 +70,7 @@ def next_rows(window: AssembledWindow, progress: Progress) -> Rows:
     return rows
 
 
-def _earlier(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+def _earlier(window: AssembledWindow, progress: Progress) -> Rows:
     """EARLIER[connections], for the kernels."""
     earlier = window.before["earlier"].copy()
     earlier["protocol"] = progress.protocol
@@ -89,7 +88,7 @@ def _earlier(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void
     return earlier
 
 
-def _streams(window: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+def _streams(window: AssembledWindow, progress: Progress) -> Rows:
     """STREAM[streams] after the complete exchanges."""
     streams = window.before["earlier"]["streams"].reshape(-1).copy()
     for frames in window.frames:
@@ -189,7 +188,7 @@ def carried_segments(window: AssembledWindow, progress: Progress) -> Rows:
     return kept
 
 
-def payload(segments: Rows, sources: Sources) -> npt.NDArray[np.uint8]:
+def payload(segments: Rows, sources: Sources) -> Bytes:
     """The captured bytes of SEGMENT rows, one after the other; valid until the next call. Their
     `pos` becomes the position there."""
     captured = segments["captured"].astype(np.int64)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Ints, Rows, joined
+from kdissect.arrays import Bools, Ints, Rows, joined
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assemble import EARLIER, EarlierState
 from kdissect.kafka.assembly import CONNECTION, Protocol
@@ -51,7 +50,7 @@ OPEN = np.dtype([
 ])  # fmt: skip
 
 
-def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
+def new_rows(endpoints: Rows) -> Rows:
     """OPEN[n] before the first segment of connections with these endpoints."""
     rows = np.zeros(len(endpoints), OPEN)
     rows["endpoints"] = endpoints
@@ -76,7 +75,7 @@ class OpenConnection:
     row: Rows
     segments: Rows = field(default_factory=lambda: np.zeros(0, SEGMENT))
     data: bytes = b""
-    rtt: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
+    rtt: Rows = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
     tls: TlsState | None = None
 
     @property
@@ -99,9 +98,9 @@ def rows_of(connections: Sequence[OpenConnection]) -> Rows:
     return joined([np.zeros(0, OPEN), *(one.row for one in connections)])
 
 
-def is_resumed(rows: Rows) -> npt.NDArray[np.bool_]:
+def is_resumed(rows: Rows) -> Bools:
     """bool[n]: whether a made SYN marks the first carried byte."""
-    resumed: npt.NDArray[np.bool_] = rows["earlier"]["protocol"] != Protocol.NONE
+    resumed: Bools = rows["earlier"]["protocol"] != Protocol.NONE
     return resumed
 
 
@@ -151,7 +150,7 @@ def to_table(connections: Sequence[OpenConnection]) -> pa.Table:
     return pa.table(arrays, schema=OPEN_SCHEMA)
 
 
-def endpoints_of(table: pa.Table) -> npt.NDArray[np.void]:
+def endpoints_of(table: pa.Table) -> Rows:
     """ENDPOINTS[n] of the rows of a table of connections."""
     rows = np.frombuffer(b"".join(table["row"].to_pylist()), OPEN)
     return rows["endpoints"].copy()

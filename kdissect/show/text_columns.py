@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Floats, Ints, TimesNs
 from kdissect.tables.arrow_arrays import plain_schema
 from kdissect.text import display_width, shortened, visible
 
@@ -66,7 +66,7 @@ def joined(*parts: pa.Array | pa.Scalar | str) -> pa.Array:
 
 
 def time_column(
-    time_ns: npt.NDArray[np.int64], joint: str = " ", zone: str = "", with_date: bool = True
+    time_ns: TimesNs, joint: str = " ", zone: str = "", with_date: bool = True
 ) -> pa.Array:
     """string[n] of UTC times in microseconds: 2026-11-21 07:30:00.123456."""
     text = pa.array(time_ns // 1000, pa.timestamp("us")).cast(pa.string())
@@ -75,17 +75,17 @@ def time_column(
     return joined(text, zone)
 
 
-def seconds_column(span_ns: npt.NDArray[np.int64]) -> pa.Array:
+def seconds_column(span_ns: Ints) -> pa.Array:
     """string[n] of spans in seconds, with microseconds."""
     micros = np.sign(span_ns) * (np.abs(span_ns) // 1000)
     return _decimals(micros / 1e6, 6)
 
 
-def millis_column(values: npt.NDArray[np.float64]) -> pa.Array:
+def millis_column(values: Floats) -> pa.Array:
     """string[n] with three decimals."""
     return _decimals(np.nan_to_num(values), 3)
 
 
-def _decimals(values: npt.NDArray[np.float64], places: int) -> pa.Array:
+def _decimals(values: Floats, places: int) -> pa.Array:
     """string[n] of numbers, rounded to so many decimal places."""
     return pa.array(np.round(values, places)).cast(pa.decimal128(38, places)).cast(pa.string())

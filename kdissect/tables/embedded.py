@@ -18,8 +18,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from kdissect.arrays import Indices
 from kdissect.codec.group_protocols import (
     DECODED,
     Embedded,
@@ -39,8 +39,6 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
 from kdissect.status import REASONS, Status
 from kdissect.tables.arrow_arrays import TIME_TYPE
-
-Rows = NDArray[np.int64]
 
 _Fields = list[tuple[str, pa.DataType]]
 
@@ -126,7 +124,7 @@ class _Sides:
         return pc.struct_field(self.bodies[side], name)
 
     def beside(
-        self, entries: pa.StructArray, name: str, embedded: Embedded, side: int, rows: Rows
+        self, entries: pa.StructArray, name: str, embedded: Embedded, side: int, rows: Indices
     ) -> pa.StructArray:
         """`entries` with the decoded column inserted after field `name`; rows: messages of the
         entries."""
@@ -158,16 +156,16 @@ class _Sides:
         self.add(side, name, Embedded(pa.array(values, kind), faults))
 
 
-def _top(array: pa.Array) -> Rows:
+def _top(array: pa.Array) -> Indices:
     return np.arange(len(array))
 
 
 def _inside(
     array: pa.StructArray,
     path: tuple[str, ...],
-    rows: Rows,
-    parents: Rows,
-    change: Callable[[pa.StructArray, Rows, Rows], pa.StructArray],
+    rows: Indices,
+    parents: Indices,
+    change: Callable[[pa.StructArray, Indices, Indices], pa.StructArray],
 ) -> pa.StructArray:
     """`array` with the structs at a path of lists changed.
 
@@ -221,8 +219,8 @@ def _members(sides: _Sides, api_key: int) -> None:
 
         def change(
             entries: pa.StructArray,
-            rows: Rows,
-            parents: Rows,
+            rows: Indices,
+            parents: Indices,
             side: int = side,
             readers: dict[str, _Reader] = readers,
         ) -> pa.StructArray:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Addresses, Indices, Ints, Marks, Row, Rows, take
+from kdissect.arrays import Addresses, Indices, Ints, Marks, Rows, Struct, take
 from kdissect.capture.link_layers import find_option
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
@@ -281,7 +281,7 @@ def _walk(
 
 
 @kernel
-def _follow(s: Row, is_outside: bool, c: Row, own: Row, peer: Row) -> int:
+def _follow(s: Struct, is_outside: bool, c: Struct, own: Struct, peer: Struct) -> int:
     """Update the facts by one segment; returns a round-trip time of the peer's data, or -1.
 
     is_outside: the sequence number of an RST is not in the stream.
@@ -340,7 +340,7 @@ def _follow(s: Row, is_outside: bool, c: Row, own: Row, peer: Row) -> int:
 
 
 @inlined
-def _open_and_close(flags: int, side: int, ack: int, c: Row, own: Row, peer: Row) -> None:
+def _open_and_close(flags: int, side: int, ack: int, c: Struct, own: Struct, peer: Struct) -> None:
     """Count SYNs and their answers, and note who closed the connection."""
     if flags & SYN:
         if not flags & ACK:
@@ -360,7 +360,7 @@ def _open_and_close(flags: int, side: int, ack: int, c: Row, own: Row, peer: Row
 
 
 @inlined
-def _announce(window: int, flags: int, time: int, own: Row) -> None:
+def _announce(window: int, flags: int, time: int, own: Struct) -> None:
     """Note the receive window of a segment that is not out of order."""
     own["window_max"] = max(own["window_max"], window)
     if window > 0:
@@ -371,7 +371,7 @@ def _announce(window: int, flags: int, time: int, own: Row) -> None:
 
 
 @inlined
-def _open_window(time: int, own: Row) -> None:
+def _open_window(time: int, own: Struct) -> None:
     """End the time with a window of 0."""
     if own["zero_window_since"] != NO_TIME:
         own["zero_window_ns"] += max(0, time - own["zero_window_since"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Addresses, Indices, Ints, Marks, Positions, Row, Rows
+from kdissect.arrays import Addresses, Indices, Ints, Marks, Positions, Rows, Struct
 from kdissect.capture.segments import NOT_COUNTED
 from kdissect.jit import inlined, int64, load_u8, making_kernel, making_part
 from kdissect.tcp.byte_ranges import find
@@ -121,7 +121,7 @@ def lay_pieces(laying: Laying, start: Indices) -> None:
 
 
 @inlined
-def _settle(side: Row, pieces: Rows) -> None:
+def _settle(side: Struct, pieces: Rows) -> None:
     """Set end, byte count and gap count of a side whose pieces are final."""
     origin = side["origin"]
     end = int64(0)

@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Addresses, Bools, Indices, Ints, Marks, Row, Rows, TimesNs, copied
+from kdissect.arrays import Addresses, Bools, Indices, Ints, Marks, Rows, Struct, TimesNs, copied
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import (
@@ -299,7 +299,7 @@ def _home_of(segments: Rows, row: int) -> int:
 
 
 @inlined
-def _starts_anew(walk: Rows, s: Row, number: int, closed: int) -> bool:
+def _starts_anew(walk: Rows, s: Struct, number: int, closed: int) -> bool:
     """Return whether a segment starts a new connection; `number` is the one after the SYN, if it
     has one."""
     flags, ack, side = int64(s["flags"]), int64(s["ack"]), int64(s["side"])
@@ -537,7 +537,7 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
 
 
 @inlined
-def _close_and_open(c: Row, own: Row, flags: int, side: int, time: int, number: int) -> None:
+def _close_and_open(c: Struct, own: Struct, flags: int, side: int, time: int, number: int) -> None:
     """Update handshake, client side and close reason from one segment's flags."""
     if flags & SYN:
         if not own["has_syn"]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Marks, Row, Rows
+from kdissect.arrays import Marks, Rows, Struct
 from kdissect.jit import inlined, int64, kernel, load_u8, making_kernel
 from kdissect.tcp.byte_ranges import Pieces, find, grown, peek
 
@@ -119,7 +119,9 @@ def walk_records(pieces: Pieces, sides: Rows, stream: int, has_origin: Marks) ->
 
 
 @kernel
-def _put(pieces: Pieces, index: int, stop: int, kind: int, pos: int, size: int, record: Row) -> int:
+def _put(
+    pieces: Pieces, index: int, stop: int, kind: int, pos: int, size: int, record: Struct
+) -> int:
     """Fill a record; returns the first piece that ends after it."""
     while index < stop and pieces[index]["end"] <= pos:
         index += 1

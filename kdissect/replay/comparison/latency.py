@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Floats, Ints
 from kdissect.diff.statistics import Scores, Verdicts, compare_units
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan
 from kdissect.replay.workload.messages import BLOCKING_APIS
@@ -48,8 +48,6 @@ _LIMITS = {
 }
 
 Latencies = Mapping[int, int]  # by step, in ns
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class LatencyTest(NamedTuple):

@@ -29,10 +29,11 @@ from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import batches
-from kdissect.replay.batches import Batch, Row, batches_of
+from kdissect.replay.batches import Batch, batches_of
 from kdissect.replay.model import Contradiction, Difference, Log, Reply
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, entries
+from kdissect.tables.schemas import Row
 from kdissect.text import plural
 
 LAG_NS, _EVERYWHERE = 5_000_000_000, "everywhere"  # until every broker shows a change

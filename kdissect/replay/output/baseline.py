@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from kdissect.errors import CaptureError
 from kdissect.replay.model import Difference, Outcome, Verdict, tolerate
 from kdissect.replay.output import text
-from kdissect.replay.output.rows import FORMAT_VERSION, Row
+from kdissect.replay.output.rows import FORMAT_VERSION
+from kdissect.tables.schemas import Row
 
 RULE = "baseline"  # tolerates what the accepted run has
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,13 +23,12 @@ from kdissect.replay.output import text
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
+from kdissect.tables.schemas import Row
 
 FORMAT_VERSION = 1
 _PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99, "max_us": 1}
 FAIL_ON = frozenset({Verdict.DIFFERENT.value, Verdict.ERROR.value})
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
-
-Row = dict[str, Any]
 
 
 def parse_fail_on(values: Iterable[str]) -> frozenset[str]:
