@@ -12,7 +12,7 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.replay.target.auth import Sasl, TlsOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, connect
-from kdissect.replay.translation.id_map import Cluster
+from kdissect.replay.translation.id_map import TargetCluster
 from tests.broker.certificates import Authority
 from tests.broker.kafka_broker import Broker, StartBroker
 
@@ -55,7 +55,7 @@ def settings(authority: Authority) -> dict[str, str]:
     }
 
 
-def probe(broker: Broker, listener: str, access: Access) -> Cluster:
+def probe(broker: Broker, listener: str, access: Access) -> TargetCluster:
     target = Target("127.0.0.1", broker.ports[listener], access)
 
     async def ask() -> None:

@@ -29,7 +29,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     Body,
-    TopicNames,
+    MessageTopics,
     apis,
     response_body,
 )
@@ -223,7 +223,7 @@ def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
 # -- groups whose coordinator assigns -------------------------------------------------------------
 
 
-def _shares(body: Body, topics: TopicNames, before: list[Share]) -> list[Share]:
+def _shares(body: Body, topics: MessageTopics, before: list[Share]) -> list[Share]:
     """Assigned partitions or active tasks after the answer to a heartbeat, which may have none."""
     assigned = assignment_in(body)
     if assigned is None:

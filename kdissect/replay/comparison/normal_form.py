@@ -29,7 +29,7 @@ from kdissect.replay.fields import FieldContext, FieldKind, FieldRule, Shape, Sh
 from kdissect.replay.model import ABSENT, Difference, ReplayPlan, Step
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
-from kdissect.replay.workload.messages import Body, TopicNames, api_name, request_body
+from kdissect.replay.workload.messages import Body, MessageTopics, api_name, request_body
 
 _LEFT_OUT = ("ignore", "server")
 # Kinds of values that are the cluster's choice
@@ -97,7 +97,7 @@ class Normaliser:
     ) -> None:
         self._ids, self._table, self._named = ids, table, named
         self._is_target, self._keeps_server = is_target, keeps_server
-        self.topics: TopicNames = ids.target_topics if is_target else ids.names
+        self.topics: MessageTopics = ids.target_topics if is_target else ids.names
         self._names: dict[tuple[str, str], str] = ids.options.old_names if is_target else {}
         self._nodes = frozenset(ids.target.nodes if is_target else ids.captured_nodes)
         self._producers, self._brokers = Producers(), dict[str, str]()

@@ -18,7 +18,7 @@ from kdissect.protocol.layout import layout
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
-from kdissect.replay.translation.id_map import Cluster
+from kdissect.replay.translation.id_map import TargetCluster
 from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, partitions
 
 _ONE_COORDINATOR = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
@@ -74,7 +74,7 @@ class Target:
     host: str
     port: int
     access: Access = field(default_factory=Access)
-    cluster: Cluster = field(default_factory=Cluster)
+    cluster: TargetCluster = field(default_factory=TargetCluster)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     _links: dict[tuple[str, int], Link] = field(default_factory=dict)
     _opening: dict[tuple[str, int], asyncio.Lock] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Target:
                 each["api_key"]: (each["min_version"], each["max_version"])
                 for each in answer["api_keys"]
             }
-            self.cluster = Cluster(ranges=taken(self.versions))
+            self.cluster = TargetCluster(ranges=taken(self.versions))
             await self.learn_metadata()
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None

@@ -1,7 +1,7 @@
 """What a run knows of its target: the ids that it has there for those of the capture.
 
 `answers`, `translator` and the queries of `target` fill it during a run; the comparison reads it.
-Keys are the capture's, with names before `--rename`; those of `Cluster` are the target's.
+Keys are the capture's, with names before `--rename`; those of `TargetCluster` are the target's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kdissect.replay.translation.groups import Groups, ShareSessions
 from kdissect.replay.workload.fetch_sessions import FetchSessions, by_topic
 from kdissect.replay.workload.messages import (
     Body,
-    TopicNames,
+    MessageTopics,
     bodies,
     captured_topics,
     decoded,
@@ -59,13 +59,13 @@ class IdMap:
         plan: ReplayPlan,
         options: TranslateOptions | None = None,
         kept: Iterable[tuple[str, str]] = (),
-        target: Cluster | None = None,
+        target: TargetCluster | None = None,
     ) -> None:
         self.options = options or TranslateOptions()
         self.name, self.captured_name = self.options.name, self.options.captured_name
         self.plan = plan
         self.kept = frozenset(kept)
-        self.target = target or Cluster()
+        self.target = target or TargetCluster()
         self.offsets = OffsetMap(self.options.offsets)
         self.sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         self.share = ShareSessions()
@@ -79,7 +79,7 @@ class IdMap:
         self.names = captured_topics(plan.workload.facts)
         # a captured id may come back as it is, from a target that has no such topic
         by_id = ChainMap(self.target.names, self.names.by_id)
-        self.target_topics = TopicNames(by_id, partial(self.captured_name, "topic"))
+        self.target_topics = MessageTopics(by_id, partial(self.captured_name, "topic"))
         sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         for step in plan.steps:
             if step.skipped is None:
@@ -150,7 +150,7 @@ class IdMap:
 
 
 @dataclass(eq=False)
-class Cluster:
+class TargetCluster:
     """A target as it tells of itself: in its answers to the workload, and to `target.cluster`.
 
     ranges: API key -> first and last version that it takes. nodes: node id -> address. topics: with

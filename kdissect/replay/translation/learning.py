@@ -107,7 +107,7 @@ def _share_taken(ids: IdMap, step: Step, asked: Body, answer: Body) -> ShareSess
     return session
 
 
-def acquired(topics: messages.TopicNames, response: Body) -> Counter[Log]:
+def acquired(topics: messages.MessageTopics, response: Body) -> Counter[Log]:
     """The number of records of each log that a ShareFetch got; none of other APIs."""
     found: Counter[Log] = Counter()
     for log, partition in topics.logs(response):

@@ -146,8 +146,11 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
             yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
 
 
-class TopicNames:
+class MessageTopics:
     """The captured names of topics in the messages of one side.
+
+    `tables.topics.TopicNames` does that for columns of id texts. This one reads struct after
+    struct, while the target teaches ids during the run.
 
     by_id: names there, by the ids of topics. captured: the captured name for one of that side.
     """
@@ -176,10 +179,10 @@ class TopicNames:
             yield (self.of(topic), number), partition
 
 
-def captured_topics(facts: WorkloadFacts) -> TopicNames:
+def captured_topics(facts: WorkloadFacts) -> MessageTopics:
     """The names of topics in captured messages."""
     topics = facts.topics.values()
-    return TopicNames({UUID(each): topic.name for topic in topics for each in topic.topic_ids})
+    return MessageTopics({UUID(each): topic.name for topic in topics for each in topic.topic_ids})
 
 
 def errors(body: Body, *around: Body) -> Iterator[tuple[tuple[Body, ...], str, int]]:

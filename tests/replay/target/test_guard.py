@@ -26,7 +26,7 @@ from kdissect.replay.target.guard import (
     effects_of,
     parse_allow,
 )
-from kdissect.replay.translation.id_map import Cluster
+from kdissect.replay.translation.id_map import TargetCluster
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
 from tests.replay.made import NODE, FakeBroker, answering
@@ -63,11 +63,11 @@ def test_other_addresses_are_not_the_captured_cluster() -> None:
 
 def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --allow same-cluster."""
-    target = Target("127.0.0.1", 9094, cluster=Cluster("captured"))
+    target = Target("127.0.0.1", 9094, cluster=TargetCluster("captured"))
     with pytest.raises(OptionError, match="captured cluster"):
         check_cluster(FACTS, target)
     for other in ("another", None):
-        check_cluster(FACTS, Target("h", 1, cluster=Cluster(other)))
+        check_cluster(FACTS, Target("h", 1, cluster=TargetCluster(other)))
 
 
 def test_classes_are_allowed_by_name() -> None:
