@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Ints, Rows, Struct
+from kdissect.arrays import Bytes, Ints, Rows, Struct, renumbered
 from kdissect.capture import link_layers
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import Reading
@@ -190,10 +190,10 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The result of joining all fragments.
+    """The result of joining fragments, or the part of it that belongs to one split.
 
     batch: segments, by source and packet. completed: int64[n, 2], (source, packet) that completed a
-    segment. lost: LOST[n]. ignored_count: fragments beyond the limit.
+    segment. lost: LOST[n]. ignored_count: fragments beyond the limit; the first split has it.
     """
 
     batch: SegmentBatch
@@ -201,27 +201,47 @@ class Joined:
     lost: Rows
     ignored_count: int
 
-    def of_packets(self, source: int, before: int, last: int) -> Joined:
-        """The part that belongs to the packets after `before` up to `last` of a source."""
+    def by_split(self, source: Ints, last: Ints) -> dict[int, Joined]:
+        """The parts of splits by their number; those without a row have none, except the first.
 
-        def inside(of: Ints, packet: Ints) -> Bools:
-            return (of == source) & (packet > before) & (packet <= last)
+        source, last: of each split, in order, its source and the number of its last packet.
+        """
+        tables = (self.batch.segments, self.completed, self.lost)
+        places = (
+            _positions(tables[0]["source"], tables[0]["packet"]),
+            _positions(self.completed[:, 0], self.completed[:, 1]),
+            _positions(self.lost["source"], self.lost["packet"]),
+        )
+        numbers = [np.searchsorted(_positions(source, last), of) for of in places]
+        orders = [np.argsort(of, kind="stable") for of in numbers]
+        used = np.unique(np.concatenate([*numbers, [0]]))
+        bounds = [
+            np.searchsorted(of[order], [used, used + 1]).T.tolist()
+            for of, order in zip(numbers, orders, strict=True)
+        ]
+        parts = {}
+        for number, *rows in zip(used.tolist(), *bounds, strict=True):
+            segments, completed, lost = (
+                table[order[start:stop]]
+                for table, order, (start, stop) in zip(tables, orders, rows, strict=True)
+            )
+            pairs, index = renumbered(segments["endpoints"], len(self.batch.endpoints))
+            segments["endpoints"] = index
+            batch = SegmentBatch(self.batch.endpoints[pairs], segments)
+            parts[number] = Joined(batch, completed, lost, 0 if number else self.ignored_count)
+        return parts
 
-        segments = self.batch.segments
-        rows = inside(segments["source"], segments["packet"])
-        completed = self.completed[inside(self.completed[:, 0], self.completed[:, 1])]
-        lost = self.lost[inside(self.lost["source"], self.lost["packet"])]
-        return Joined(SegmentBatch(self.batch.endpoints, segments[rows]), completed, lost, 0)
+
+def _positions(source: Ints, packet: Ints) -> Ints:
+    """int64[n]: positions of packets in the order of all captures."""
+    return (source.astype(np.int64) << 40) + packet
 
 
-def join(tables: Sequence[Rows], sources: Sources, ignored_count: int) -> Joined | None:
-    """The segments in the fragments of all sources; None if there were none, ignored ones included.
+def join(tables: Sequence[Rows], sources: Sources, ignored_count: int) -> Joined:
+    """The segments in the fragments of all sources, one or more.
 
-    tables[source]: FRAGMENT[n], in order of packets. ignored_count: fragments beyond
-    the limit of their split.
+    tables[source]: FRAGMENT[n], in order of packets. ignored_count: fragments beyond the limit.
     """
-    if not ignored_count and not any(len(table) for table in tables):
-        return None
     joiner = _Joiner(sources)
     for fragment in _in_order(tables):
         joiner.add(fragment)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kdissect.arrays import Bytes, Indices, Ints, Rows, Struct
-from kdissect.capture.ip_fragments import LOST, Joined
+from kdissect.capture.ip_fragments import LOST
 from kdissect.capture.link_layers import (
     HEADERS,
     IP_FRAGMENT,
@@ -232,7 +232,7 @@ def _scan_packets(
         row["window"] = read_u16(buf, tcp + 14)
 
 
-def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> ScanResult:
+def scan(split: Split, sources: Sources) -> ScanResult:
     """The segments of one split, with those of IP fragments in its packets.
 
     Raises CaptureError if its file cannot be opened.
@@ -269,8 +269,8 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
         if reason != TCP_FOUND
     }
     lost = np.zeros(0, LOST)
-    if fragments is not None:
-        here = fragments.of_packets(split.source, split.number_before, split.last_number)
+    here = split.fragments
+    if here is not None:
         batch = _merged(batch, here.batch)
         segment_count += len(here.completed)
         ignored[_FRAGMENT_REASON] = ignored.get(_FRAGMENT_REASON, 0) - len(here.completed)

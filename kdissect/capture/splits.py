@@ -16,7 +16,7 @@ from kdissect.arrays import Bytes, Indices, Rows, Struct, read_only
 from kdissect.capture import packet_reader
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
-from kdissect.capture.ip_fragments import FRAGMENT, note_fragment
+from kdissect.capture.ip_fragments import FRAGMENT, Joined, note_fragment
 from kdissect.capture.link_layers import HEADERS, IP_FRAGMENT, LINK_TYPE_NAMES, find_headers
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import CURSOR, STEP_PACKET, Reading
@@ -43,7 +43,7 @@ class Split:
     """Records of a source up to position `end`, and the state of reading before them.
 
     cursor: packed CURSOR. interfaces: the capture's, packed INTERFACE rows. last_number:
-    Wireshark's number of its last frame, from 1.
+    Wireshark's number of its last frame, from 1. fragments: what its packets get from IP fragments.
     """
 
     source: int
@@ -52,6 +52,7 @@ class Split:
     packet_count: int
     last_number: int
     interfaces: bytes
+    fragments: Joined | None = field(default=None, compare=False)
 
     @property
     def pos(self) -> int:
@@ -134,10 +135,11 @@ def _walk(
         counts["first_ns"] = min(counts["first_ns"], cursor["time_ns"])
         counts["last_ns"] = max(counts["last_ns"], cursor["time_ns"])
         if find_headers(reading, headers) == IP_FRAGMENT:
+            found = note_fragment(reading, headers, fragments[row])
             if row == fragment_max:
-                counts["passed_over"] += 1
+                counts["passed_over"] += found
             else:
-                counts["fragments"] += note_fragment(reading, headers, fragments[row])
+                counts["fragments"] += found
 
 
 class RecordWalk:

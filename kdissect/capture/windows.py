@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -176,7 +176,7 @@ class WindowReader:
         sources = buffer_as_sources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         for split in walk.make_splits(self.source):
-            batch = scan(split, sources, self._joined(sources)).batch
+            batch = scan(replace(split, fragments=self._joined(sources)), sources).batch
         end = int(cursor["pos"])
         self._left = data[end:].tobytes()
         self._base += end

@@ -121,7 +121,7 @@ def extract(
             return _rewritten(plan, target, connection_ids, exchange_ids)
         wanted = _wanted(plan, connection_ids, exchange_ids)
         comments = _comments(plan, exchanges, connection_ids)
-        secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
+        secrets = b"".join(_lines(text) for text in plan.key_logs)
         with atomic_write(target) as place, open(place, "wb") as stream:
             writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:

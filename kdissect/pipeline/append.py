@@ -258,7 +258,7 @@ def planned_append(
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < append.before.known["end_ns"] - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
-        if plan.fragments is not None:
+        if plan.has_fragments:
             raise ReadAgainError("the new captures have IP fragments")
         if any(info.secrets for info in plan.captures):
             raise ReadAgainError("the new captures hold secrets of TLS")
@@ -298,7 +298,7 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
         return "the set is of a range of times"
     if options.payload != "full":
         return "a state would hold records as captured, but --payload limits their values"
-    if plan.fragments is not None:
+    if plan.has_fragments:
         return "the captures have IP fragments"
     if any(info.secrets for info in plan.captures):
         return "the captures hold secrets of TLS"

@@ -209,9 +209,8 @@ def _bucket_without_state(
 def _assembled(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
 ) -> tuple[Assembly, Sources]:
-    key_logs = plan.key_logs(sources)
     options = plan.options.stream_options
-    assembly = assemble_streams(batches, sources, options, key_logs, scratch=scratch)[0]
+    assembly = assemble_streams(batches, sources, options, plan.key_logs, scratch=scratch)[0]
     return assembly, sources.carrying(assembly.carried.data)
 
 
@@ -230,7 +229,7 @@ def _bucket_with_state(
     options = plan.options
     carry = ConnectionCarry(
         options.stream_options,
-        plan.key_logs(sources),
+        plan.key_logs,
         CarryLimits(connection_max=options.limits.connections),
         connections=states,
         secret_apis=frozenset() if options.reveal_secrets else secret_apis(),

@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Rows
 from kdissect.capture.copies import local_path, spooled
 from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.ip_fragments import Joined, join
@@ -109,6 +110,7 @@ class RunPlan:
     state for a later append. before: the set that the run adds to. Its captures have the first
     `source` numbers; they are not read, and `captures` is without them. capture_ids: of these, then
     of `captures`. end_ns: time of the latest packet so far, in ns since 1970; 0 without packets.
+    has_fragments: the captures have IP fragments.
     """
 
     files: tuple[str | InputFile, ...]
@@ -117,7 +119,7 @@ class RunPlan:
     capture_ids: tuple[int, ...]
     end_ns: int
     splits: tuple[Split, ...]
-    fragments: Joined | None
+    has_fragments: bool
     folder: str
     options: Options
     keeps: bool = False
@@ -204,9 +206,10 @@ class RunPlan:
     def sources(self) -> Sources:
         return Sources(self.files, self.folder)
 
-    def key_logs(self, sources: Sources) -> list[memoryview]:
+    @cached_property
+    def key_logs(self) -> list[memoryview]:
         """The text of each key log file and of each secrets block inside a capture."""
-        texts = read_key_logs(self.options.keylog)
+        texts, sources = read_key_logs(self.options.keylog), self.sources()
         for info in self.captures:
             for kind, pos, length in info.secrets:
                 if kind == TLS_KEY_LOG and info.source >= 0:
@@ -267,8 +270,12 @@ def make_plan(
     if split_bytes is None:
         split_bytes = -(-listed // task_count(listed))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
+    fragment_max = options.limits.fragments
     walk_all = partial(
-        _walked, folder=folder, split_bytes=split_bytes, fragment_max=options.limits.fragments
+        _walked,
+        folder=folder,
+        split_bytes=split_bytes,
+        fragment_max=-(-fragment_max // max(len(captures), 1)),
     )
     is_quick = listed <= WALKED_HERE_MAX and all(item.data_path for item in captures)
     if in_tasks is None or is_quick:
@@ -278,12 +285,15 @@ def make_plan(
     read = [walk for walk in walks if walk.info.source >= 0]
     if not read:
         raise CaptureError(f"{found[0].file.path}: {found[0].file.error}")
-    tables, passed_over = _within_limit(read, options.limits.fragments)
-    joined = None
-    if passed_over or any(map(len, tables)):
-        files = [walk.file for walk in read]
-        join_all = partial(_joined, files=files, folder=folder, passed_over=passed_over)
-        (joined,) = in_tasks(join_all, [tables])
+    splits = [
+        replace(split, source=source) for source, walk in enumerate(read) for split in walk.splits
+    ]
+    has_fragments = any(walk.passed_over or len(walk.fragments) for walk in read)
+    if has_fragments:
+        joined = _joined_fragments(read, fragment_max, folder, in_tasks)
+        ends = np.array([(split.source, split.last_number) for split in splits], np.int64)
+        for number, part in joined.by_split(*ends.T).items():
+            splits[number] = replace(splits[number], fragments=part)
     return RunPlan(
         files=tuple(walk.file for walk in walks),
         sizes=tuple(walk.size for walk in read),
@@ -293,12 +303,8 @@ def make_plan(
         ),
         capture_ids=tuple(capture_id(walk.file.path) for walk in walks),
         end_ns=max((walk.info.last_time_ns or 0 for walk in read), default=0),
-        splits=tuple(
-            replace(split, source=source)
-            for source, walk in enumerate(read)
-            for split in walk.splits
-        ),
-        fragments=joined,
+        splits=tuple(splits),
+        has_fragments=has_fragments,
         folder=folder,
         options=options,
     )
@@ -312,22 +318,51 @@ def _order(walk: WalkedCapture) -> tuple[bool | int | str, ...]:
     return False, walk.start_time_ns is None, walk.start_time_ns or 0, walk.file.path
 
 
-def _within_limit(
-    walks: Sequence[WalkedCapture], room: int
-) -> tuple[list[npt.NDArray[np.void]], int]:
-    """(the first `room` IP fragments of all captures together, number of the others)."""
-    tables, passed_over = [], 0
-    for walk in walks:
-        tables.append(walk.fragments[:room])
-        passed_over += walk.passed_over + len(walk.fragments) - len(tables[-1])
-        room -= len(tables[-1])
-    return tables, passed_over
+# A capture with its number in the run, and the number of its fragments to find or the fragments.
+FragmentsWanted = tuple[int, InputFile, int]
+FragmentsFound = tuple[int, InputFile, Rows]
 
 
-def _joined(
-    tables: list[npt.NDArray[np.void]], files: list[InputFile], folder: str, passed_over: int
-) -> Joined | None:
-    return join(tables, Sources(files, folder), passed_over)
+def _joined_fragments(
+    walks: Sequence[WalkedCapture], room: int, folder: str, in_tasks: Runner
+) -> Joined:
+    """Join the first `room` IP fragments of all captures together.
+
+    Each walk returned its share of them at most, so that this process never holds more than twice
+    as many. A capture that may have more is walked again.
+    """
+    found: list[FragmentsFound] = []
+    wanted: list[FragmentsWanted] = []
+    passed_over = 0
+    for number, walk in enumerate(walks):
+        has = len(walk.fragments) + walk.passed_over
+        count = min(has, room)
+        room -= count
+        passed_over += has - count
+        if count > len(walk.fragments):
+            wanted.append((number, walk.file, count))
+        elif has:
+            found.append((number, walk.file, walk.fragments[:count]))
+    found += in_tasks(partial(_fragments, folder=folder), wanted) if wanted else []
+    found.sort(key=lambda one: one[0])
+    (joined,) = in_tasks(partial(_joined, folder=folder, passed_over=passed_over), [found])
+    return joined
+
+
+def _fragments(wanted: FragmentsWanted, folder: str) -> FragmentsFound:
+    """The first fragments of a capture."""
+    number, file, count = wanted
+    return number, file, walk_capture(file, folder, 2**62, count).fragments
+
+
+def _joined(found: list[FragmentsFound], folder: str, passed_over: int) -> Joined:
+    numbers, files, tables = zip(*found, strict=True)
+    joined = join(tables, Sources(files, folder), passed_over)
+    source_of = np.array(numbers)
+    for table in (joined.batch.segments, joined.lost):
+        table["source"] = source_of[table["source"]]
+    joined.completed[:, 0] = source_of[joined.completed[:, 0]]
+    return joined
 
 
 def _here(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -56,7 +56,7 @@ def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> I
 
 def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[StepRow]:
     began = time.perf_counter()
-    result = scan_packets(split, sources, plan.fragments)
+    result = scan_packets(split, sources)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
     source = split.source
     summary = RunSummary(
@@ -64,8 +64,10 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
         Counter({source: result.tcp_packet_count}),
         ignored=defaultdict(Counter, {source: Counter(result.ignored_reasons)}),
     )
-    for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
-        yield StepRow(0, RowKind.TABLE, number, packed_table("anomalies", part))
+    ignored_count = split.fragments.ignored_count if split.fragments else 0
+    bucket = number % plan.bucket_count
+    for part in sliced(_scan_anomalies(plan, result, ignored_count)):
+        yield StepRow(bucket, RowKind.TABLE, number, packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
     yield summary.row(number)
@@ -82,12 +84,11 @@ def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[StepRo
             order += 1
 
 
-def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
-    """Anomalies of packets; those of the whole run come with the first split."""
+def _scan_anomalies(plan: RunPlan, result: ScanResult, ignored_count: int) -> pa.Table:
+    """Anomalies of packets. ignored_count: IP fragments beyond the limit, of the whole run."""
     rows = [*_fragment_faults(plan, result)]
-    if is_first and plan.fragments is not None and plan.fragments.ignored_count:
-        count = plan.fragments.ignored_count
-        detail = f"{count} IP fragments beyond the limit of fragments were not joined"
+    if ignored_count:
+        detail = f"{ignored_count} IP fragments beyond the limit of fragments were not joined"
         rows.append(AnomalyRow(Anomaly.LIMIT, detail))
     return pa.concat_tables([_cut_packets(plan, result), anomalies_table(rows)])
 

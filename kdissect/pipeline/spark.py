@@ -21,6 +21,7 @@ from __future__ import annotations
 import gc
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -249,17 +250,19 @@ def in_tasks(spark: SparkSession) -> Runner:
 
     def run(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         rows = [
-            StepRow(number, RowKind.UNITS, number, pickle.dumps(item))
+            StepRow(number, RowKind.UNITS, number, zlib.compress(pickle.dumps(item), 1))
             for number, item in enumerate(items)
         ]
         with job_errors(spark):
             called = _mapped(_task_rows(spark, rows), _call, call)
             results = called.where(f"key != {RUN}").collect()
-        return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.key)]
+        results.sort(key=lambda row: row.key)
+        return [pickle.loads(zlib.decompress(row.data)) for row in results]
 
     return run
 
 
 def _call(rows: Iterable[StepRow], call: Callable[[Item], Result]) -> Iterator[StepRow]:
     for row in rows:
-        yield row._replace(data=pickle.dumps(call(pickle.loads(row.data))))
+        result = call(pickle.loads(zlib.decompress(row.data)))
+        yield row._replace(data=zlib.compress(pickle.dumps(result), 1))

@@ -31,7 +31,7 @@ def read(
 ) -> tuple[CaptureInfo, Sequence[Split], list[ScanResult], Sources]:
     plan = planned([file], split_bytes, folder)
     sources = plan.sources()
-    results = [scan(split, sources, plan.fragments) for split in plan.splits]
+    results = [scan(split, sources) for split in plan.splits]
     return plan.captures[0], plan.splits, results, sources
 
 

@@ -67,13 +67,12 @@ def ours(path: Path, folder: Path) -> set[int]:
     plan = planned(find_captures([path]), folder=folder)
     found: set[int] = set()
     for split in plan.splits:
-        result = scan(split, plan.sources(), plan.fragments)
-        rows = result.batch.segments
-        joined = set() if plan.fragments is None else {*plan.fragments.batch.segments["packet"]}
+        rows, joined = scan(split, plan.sources()).batch.segments, split.fragments
         alone = rows["packet"][rows["ip_id"] & FRAGMENT_PART == 0].tolist()
-        found |= {number for number in alone if number not in joined}
-    if plan.fragments is not None:
-        found |= set(plan.fragments.completed[:, 1].tolist())
+        parts = set() if joined is None else {*joined.batch.segments["packet"]}
+        found |= {number for number in alone if number not in parts}
+        if joined is not None:
+            found |= set(joined.completed[:, 1].tolist())
     return found
 
 

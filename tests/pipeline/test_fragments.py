@@ -124,8 +124,11 @@ def test_the_same_rows_however_split(tmp_path: Path, packets: list[Packet]) -> N
     for number, at in enumerate((0, places[3], places[9], places[20])):
         ends = [places[3], places[9], places[20], len(made)]
         write_packets(tmp_path / f"part{number}.pcap", made[at : ends[number]])
-    rotated = kdissect.read([tmp_path / f"part{number}.pcap" for number in range(4)])
+    # the last file has more than its share of the limit
+    limits = {"fragments": len(places)}
+    rotated = kdissect.read([tmp_path / f"part{number}.pcap" for number in range(4)], limits=limits)
     check_like(rotated, whole)
+    assert "limit" not in rotated.anomalies.to_pandas()["kind"].tolist()
 
 
 def test_a_lost_fragment_is_a_gap(tmp_path: Path, packets: list[Packet]) -> None:
