@@ -76,7 +76,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the seed of the order. Fails a run with other skips than expected."""
+    """Prints what `say` was told and the seed. Fails a run with other skips than expected."""
+    sentences = [
+        str(value)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, value in report.user_properties
+        if name == "compared"
+    ]
+    if sentences:
+        terminalreporter.section("compared with the truth")
+        for sentence in sentences:
+            terminalreporter.write_line(sentence)
     config = terminalreporter.config
     if seed := getattr(config.option, "randomly_seed", None):
         terminalreporter.write_line(f"random order: --randomly-seed={seed}")
@@ -124,6 +136,14 @@ def table_set(tmp_path_factory: pytest.TempPathFactory, librdkafka: "Tables") ->
     out = tmp_path_factory.mktemp("set") / "tables [1] it's*?"
     librdkafka.write(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def tables(table_set: Path) -> "Tables":
+    """The same tables, opened from that folder."""
+    from kdissect import open
+
+    return open(table_set)
 
 
 @pytest.fixture
@@ -192,3 +212,14 @@ def without_spark(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command `dissect` runs in this process, without Spark."""
     monkeypatch.setattr("kdissect.cli.dissect._start_spark", lambda *_: None)
     monkeypatch.setattr("kdissect.cli.dissect._progress", lambda *_: contextlib.nullcontext())
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say a sentence in the summary of the run (works under pytest-xdist too)."""
+
+    def _say(sentence: str) -> None:
+        print(sentence)
+        record_property("compared", sentence)
+
+    return _say

@@ -22,6 +22,12 @@ needs_material = pytest.mark.skipif(
 )
 
 
+def key_log(path: Path) -> tuple[str, ...]:
+    """The key log beside a capture, if there is one."""
+    found = path.with_name(f"{path.name.partition('.')[0]}.keylog")
+    return (str(found),) if found.exists() else ()
+
+
 def needed(path: Path) -> Path:
     """The path; the test skips if nothing lies there."""
     if not path.exists():

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.model import SIDES, Definition, Field, Type
 from tests.builders.messages import Exchange, batch, exchange, fetch, metadata_record, write_capture
@@ -112,8 +111,7 @@ def _pair(side: int, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 def _within_others(number: int) -> Iterator[Exchange]:
     """Secrets inside an Envelope, in records of the metadata log, and in tokens."""
-    header = {"correlation_id": number, "client_id": "made"}
-    inner = encode_message(Message(_SCRAM, 0, "request", header, body(_SCRAM, 0, 0)))
+    inner, _ = exchange(number, _SCRAM, 0, body(_SCRAM, 0, 0), {})
     yield exchange(number, 58, 0, {"request_data": inner, "client_host_address": bytes(4)}, {})
     scram = metadata_record(
         "UserScramCredentialRecord", name="alice", mechanism=1, salt=SECRET, stored_key=SECRET,

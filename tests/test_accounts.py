@@ -166,10 +166,9 @@ def test_each_account_fails(damaged: Tables, name: str, change: Change, account:
 
 
 @pytest.mark.parametrize(("event", "account"), [("rebalance", EPOCHS), ("stable", STABLE_EPOCHS)])
-def test_member_epochs_without_a_row(captures: Path, event: str, account: str) -> None:
+def test_member_epochs_without_a_row(librdkafka: Tables, event: str, account: str) -> None:
     """Two epochs of a consumer group have rows that are derived from all its heartbeats."""
-    tables = package.read(captures / "librdkafka.pcap")
-    faults = check(changed(tables, "group_events", without_epochs(event)))["faults"]
+    faults = check(changed(librdkafka, "group_events", without_epochs(event)))["faults"]
     assert [fault["place"] for fault in faults if fault["account"] == account] == [
         "group rd-new epoch 2",
         "group rd-new epoch 3",

@@ -54,13 +54,33 @@ def write_capture(
     return path
 
 
+def a_request(
+    api_key: int, api_version: int, number: int = 0, client_id: str | None = "made", **body: Any
+) -> Message:
+    """A request; number: its correlation id."""
+    header = {"correlation_id": number, "client_id": client_id}
+    return Message(api_key, api_version, "request", header, body)
+
+
+def a_response(api_key: int, api_version: int, number: int = 0, **body: Any) -> Message:
+    return Message(api_key, api_version, "response", {"correlation_id": number}, body)
+
+
+def request_frame(*api_and_number: Any, **body: Any) -> bytes:
+    """A request as bytes without their size; arguments of `a_request`."""
+    return encode_message(a_request(*api_and_number, **body))
+
+
+def response_frame(*api_and_number: Any, **body: Any) -> bytes:
+    return encode_message(a_response(*api_and_number, **body))
+
+
 def exchange(
     number: int, api_key: int, version: int, request: dict[str, Any], response: dict[str, Any]
 ) -> Exchange:
-    header = {"correlation_id": number, "client_id": "made"}
     return (
-        encode_message(Message(api_key, version, "request", header, request)),
-        encode_message(Message(api_key, version, "response", {"correlation_id": number}, response)),
+        request_frame(api_key, version, number, **request),
+        response_frame(api_key, version, number, **response),
     )
 
 

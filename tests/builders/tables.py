@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+import kdissect
 from kdissect.api import Table, Tables
 from kdissect.kafka.assembly import DIRECTION
 from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging
@@ -209,7 +210,7 @@ def alarms(**rows: Any) -> list[Row]:
 
 
 def rows(tables: Tables, name: str) -> list[dict[str, Any]]:
-    return tables[name].to_arrow().to_pylist()
+    return tables[name].to_pylist()
 
 
 def kinds(tables: Tables) -> list[str]:
@@ -218,7 +219,7 @@ def kinds(tables: Tables) -> list[str]:
 
 def all_rows(tables: Tables) -> dict[str, list[str]]:
     """Every table as a sorted list of its rows' text."""
-    return {name: sorted(map(repr, tables[name].to_arrow().to_pylist())) for name in tables.names}
+    return {name: sorted(map(repr, tables[name].to_pylist())) for name in tables.names}
 
 
 def topics_table(*names: str) -> pa.Table:
@@ -239,6 +240,10 @@ def write_topics(out: str, *names: str) -> None:
         sink = ParquetSink(out, run_id, "t")
         sink("topics", topics_table(*names))
         commit(out, run_id, sink.close(), NO_INPUTS)
+
+
+def topics_in(out: str) -> list[str]:
+    return kdissect.open(out).topics.to_arrow()["topic"].to_pylist()
 
 
 def set_files(out: str) -> list[str]:

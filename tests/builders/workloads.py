@@ -6,42 +6,25 @@ from typing import Any
 
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import (
-    WRITING_CLASSES,
-    Connection,
-    Exchange,
-    PlanOptions,
-    ReplayPlan,
-    Step,
-    Workload,
-    WorkloadFacts,
-)
+from kdissect.replay import model
 from kdissect.replay.planning.plan import make_plan
-from tests.builders.messages import numbered_batch
+from tests.builders.messages import a_request, a_response, numbered_batch
 
 MS = 1_000_000
 
 
-def a_request(api_key: int, api_version: int, **body: Any) -> Message:
-    return Message(api_key, api_version, "request", {"client_id": "c"}, body)
-
-
-def a_response(api_key: int, api_version: int, **body: Any) -> Message:
-    return Message(api_key, api_version, "response", {"correlation_id": 0}, body)
-
-
-def planned(*exchanges: Exchange) -> ReplayPlan:
+def planned(*exchanges: model.Exchange) -> model.ReplayPlan:
     """A plan that sends all of these, each on its connection."""
-    connections: dict[int, list[Exchange]] = {}
+    connections: dict[int, list[model.Exchange]] = {}
     for each in exchanges:
         connections.setdefault(each.connection, []).append(each)
-    options = PlanOptions(allow=frozenset(WRITING_CLASSES))
+    options = model.PlanOptions(allow=frozenset(model.WRITING_CLASSES))
     return make_plan(workload(*connections.values()), options)
 
 
 def call(
     api_key: int, api_version: int, at_ms: int, connection: int = 0, told: Any = None, **body: Any
-) -> Exchange:
+) -> model.Exchange:
     """A request with a response after a millisecond."""
     answer = a_response(api_key, api_version, **(told or {}))
     request = a_request(api_key, api_version, **body)
@@ -91,9 +74,9 @@ ANSWERS = {
 
 def exchange(
     connection: int, request: Message, sent_ms: int, seen_ms: int, answer: Message | None
-) -> Exchange:
+) -> model.Exchange:
     """An exchange with its times in milliseconds; without a response time it has no response."""
-    return Exchange(
+    return model.Exchange(
         exchange_id=1000 * connection + sent_ms,
         connection=connection,
         index=-1,
@@ -110,20 +93,20 @@ def exchange(
     )
 
 
-def workload(*connections: list[Exchange]) -> Workload:
+def workload(*connections: list[model.Exchange]) -> model.Workload:
     made = []
     for number, exchanges in enumerate(connections):
         for index, each in enumerate(exchanges):
             each.connection, each.index = number, index
-        made.append(Connection(number, ("c", number), ("b", 9092), exchanges=exchanges))
-    return Workload("test", "capture", made, WorkloadFacts())
+        made.append(model.Connection(number, ("c", number), ("b", 9092), exchanges=exchanges))
+    return model.Workload("test", "capture", made, model.WorkloadFacts())
 
 
-def step_of(plan: ReplayPlan, one: Exchange) -> Step:
+def step_of(plan: model.ReplayPlan, one: model.Exchange) -> model.Step:
     return next(step for step in plan.steps if step.exchange is one)
 
 
-def time_of_first_records(workload: Workload) -> int:
+def time_of_first_records(workload: model.Workload) -> int:
     """The time of the first Fetch that brings records: the capture has produced them before."""
     return min(
         each.request_time_ns

@@ -74,11 +74,6 @@ def fragmented(
     return [cut(number, packet) for number, packet in enumerate(packets)]
 
 
-def flat(datagrams: Iterable[Fragments]) -> list[Packet]:
-    """In order of time: the fragments of a packet a microsecond apart are not needed."""
-    return [packet for fragments in datagrams for packet in fragments]
-
-
 def shuffled(datagrams: Iterable[Fragments], seed: int) -> list[Fragments]:
     choose = random.Random(seed)
     return [choose.sample(fragments, len(fragments)) for fragments in datagrams]

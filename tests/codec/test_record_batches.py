@@ -2,7 +2,6 @@
 
 import resource
 import struct
-import zlib
 from typing import Any
 
 import crc32c
@@ -12,7 +11,7 @@ import pytest
 from kdissect.codec import compression, record_batches
 from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
 from kdissect.codec.record_batches import BATCHES, RECORD_SCHEMA, FaultStage, iter_record_chunks
-from kdissect.codec.record_encoder import encode_batch, encode_messages
+from kdissect.codec.record_encoder import encode_batch, encode_message, encode_messages
 from kdissect.status import Status
 from tests.codec.record_cases import assert_twins_agree, decode_columns
 from tests.codec.vectors import record_vectors
@@ -235,6 +234,11 @@ def test_control_types_of_unusual_keys() -> None:
     assert names == ["UNKNOWN", "UNKNOWN", "UNKNOWN", "COMMIT"]
 
 
+def wrapper(magic: int, value: bytes | None) -> bytes:
+    """A message whose attributes say that its value is compressed with gzip."""
+    return encode_message({"offset": 9, "timestamp_ms": 5, "key": None, "value": value}, magic, 1)
+
+
 @pytest.mark.parametrize(
     ("inner", "status", "kept"),
     [
@@ -247,10 +251,7 @@ def test_control_types_of_unusual_keys() -> None:
 )
 def test_wrapper_with_something_else_inside(inner: bytes, status: Status, kept: int) -> None:
     """Other bytes inside a compressed message are a fault; messages before them stay."""
-    value = compress(1, inner)
-    body = struct.pack(">bbqii", 1, 1, 5, -1, len(value)) + value
-    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
-    (found,) = assert_twins_agree([data])
+    (found,) = assert_twins_agree([wrapper(1, compress(1, inner))])
     assert [fault[1:3] for fault in found.faults] == [(status, FaultStage.RECORDS)]
     assert len(found.records) == kept
 
@@ -260,11 +261,7 @@ def test_wrong_crc_inside_a_wrapper_is_a_fault(magic: int) -> None:
     """The wrapper's own CRC is right, so the batch is; the message still reads."""
     inner = bytearray(encode_messages(rows(3), magic))
     inner[-1] ^= 1
-    value = compress(1, bytes(inner))
-    head = struct.pack(">bb", magic, 1) + (bytes(8) if magic else b"")
-    body = head + struct.pack(">ii", -1, len(value)) + value
-    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
-    (found,) = assert_twins_agree([data])
+    (found,) = assert_twins_agree([wrapper(magic, compress(1, bytes(inner)))])
     assert [fault[1:3] for fault in found.faults] == [(Status.BAD_CRC, FaultStage.RECORDS)]
     assert found.batches[0]["crc_ok"] is True
     assert len(found.records) == 3
@@ -272,9 +269,7 @@ def test_wrong_crc_inside_a_wrapper_is_a_fault(magic: int) -> None:
 
 def test_wrapper_without_value_is_corrupt() -> None:
     """A compressed message with a null value is a fault of its codec."""
-    body = struct.pack(">bbqii", 1, 1, 5, -1, -1)
-    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
-    (found,) = assert_twins_agree([data])
+    (found,) = assert_twins_agree([wrapper(1, None)])
     assert [fault[1:3] for fault in found.faults] == [(Status.CORRUPT, FaultStage.CODEC)]
 
 
@@ -289,15 +284,20 @@ def test_any_chunk_size_gives_the_same_rows(chunk_bytes: int) -> None:
     assert_twins_agree(sets, chunk_bytes=chunk_bytes)
 
 
+def packed(codec: str, records: bytes, count: int = 1) -> bytes:
+    """A batch with this section of records, compressed."""
+    section = compress(CODEC_NAMES.index(codec), records)
+    data = bytearray(encode_batch([], record_count=count)[:61] + section)
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[21:23] = bytes([0, CODEC_NAMES.index(codec)])
+    return refreshed(data)
+
+
 def test_large_batch_is_split_over_chunks() -> None:
     """A batch of many records comes in pieces of bounded size, its own row in the last one."""
     count = 300_000
     record = b"\x0c\0\0\0\1\1\0"  # the smallest one: no key, no value, no headers
-    section = compress(4, record * count)
-    data = bytearray(encode_batch([], codec="none", record_count=count)[:61] + section)
-    data[8:12] = (len(data) - 12).to_bytes(4, "big")
-    data[21:23] = b"\0\x04"
-    buf = np.frombuffer(refreshed(data), np.uint8)
+    buf = np.frombuffer(packed("zstd", record * count, count), np.uint8)
     chunks = list(iter_record_chunks(buf, np.array([0]), np.array([buf.size])))
     assert [chunk.records.num_rows for chunk in chunks] == [131072, 131072, 37856]
     assert [chunk.batches.num_rows for chunk in chunks] == [0, 0, 1]
@@ -318,19 +318,11 @@ def test_more_headers_than_the_buffers_hold() -> None:
     assert len(found.records) == 1
 
 
-def bomb(codec: str, size: int) -> bytes:
-    section = compress(CODEC_NAMES.index(codec), bytes(size))
-    data = bytearray(encode_batch([], record_count=1)[:61] + section)
-    data[8:12] = (len(data) - 12).to_bytes(4, "big")
-    data[21:23] = bytes([0, CODEC_NAMES.index(codec)])
-    return refreshed(data)
-
-
 @pytest.mark.parametrize("codec", CODEC_NAMES[1:])
 def test_bomb_ends_at_the_limit(codec: str) -> None:
     """A batch that decompresses beyond the limit is a fault; its neighbours stay."""
     limits = DecompressionLimits(decompressed_size_max=1 << 20)
-    (found,) = assert_twins_agree([GOOD + bomb(codec, 4 << 20) + GOOD], limits)
+    (found,) = assert_twins_agree([GOOD + packed(codec, bytes(4 << 20)) + GOOD], limits)
     assert [fault[:3] for fault in found.faults] == [(1, Status.LIMIT, FaultStage.CODEC)]
     assert found.batches[1]["uncompressed_size"] is None
     assert len(found.records) == 8
@@ -338,7 +330,7 @@ def test_bomb_ends_at_the_limit(codec: str) -> None:
 
 def test_many_bombs_cost_bounded_work_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two thousand batches that each want 8 MiB are stopped by the allowance of their set."""
-    one = bytearray(bomb("zstd", (8 << 20) - 1))
+    one = bytearray(packed("zstd", bytes((8 << 20) - 1)))
     bombs = []
     for number in range(2000):
         one[27:35] = number.to_bytes(8, "big")  # a timestamp: no two batches are the same

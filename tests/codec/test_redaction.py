@@ -5,18 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kdissect.codec import redaction
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.message_columns import body_type
-from kdissect.codec.redaction import (
-    TEXT,
-    is_sensitive_name,
-    may_hold_secrets,
-    record_may_hold_secrets,
-    redact_body,
-    redact_column,
-    redact_frame,
-    secret_apis,
-)
 from kdissect.protocol import catalog
 from kdissect.protocol.model import SIDES
 from tests.planted_secrets import SECRET, body, definitions, secret_messages
@@ -28,9 +19,9 @@ def test_bytes_of_a_token_are_hidden_and_null_stays() -> None:
     body = pa.array(
         [{"auth_bytes": b"\0u\0p", "other": 1}, {"auth_bytes": None, "other": 2}, None], kind
     )
-    shown = redact_column(body).to_pylist()
+    shown = redaction.redact_column(body).to_pylist()
     assert shown == [
-        {"auth_bytes": TEXT.encode(), "other": 1},
+        {"auth_bytes": redaction.TEXT.encode(), "other": 1},
         {"auth_bytes": None, "other": 2},
         None,
     ]
@@ -51,10 +42,10 @@ def test_configs_hide_by_name_and_by_the_brokers_word() -> None:
         {"results": None},
         {"results": [{"configs": []}, {"configs": [entry("retention.ms", "7", False)]}]},
     ]
-    shown = redact_column(pa.array(given, kind)).to_pylist()
+    shown = redaction.redact_column(pa.array(given, kind)).to_pylist()
     first = shown[0]["results"][0]["configs"]
-    assert [item["value"] for item in first] == [TEXT, TEXT]
-    assert first[0]["synonyms"][0]["value"] == TEXT
+    assert [item["value"] for item in first] == [redaction.TEXT, redaction.TEXT]
+    assert first[0]["synonyms"][0]["value"] == redaction.TEXT
     assert first[1]["synonyms"][0]["value"] == "1"
     assert shown[1:] == given[1:]
 
@@ -81,17 +72,17 @@ def test_configs_hide_by_name_and_by_the_brokers_word() -> None:
 )
 def test_names_tell_secrets(name: str, hidden: bool) -> None:
     """The name of a config decides when the broker does not."""
-    assert is_sensitive_name(name) is hidden
+    assert redaction.is_sensitive_name(name) is hidden
 
 
 def test_sliced_arrays_keep_their_rows() -> None:
     """Rules apply to a slice of a column as to the whole."""
     kind = pa.struct([("auth_bytes", pa.binary())])
     body = pa.array([{"auth_bytes": b"1"}, None, {"auth_bytes": None}, {"auth_bytes": b"2"}], kind)
-    assert redact_column(body.slice(1)).to_pylist() == [
+    assert redaction.redact_column(body.slice(1)).to_pylist() == [
         None,
         {"auth_bytes": None},
-        {"auth_bytes": TEXT.encode()},
+        {"auth_bytes": redaction.TEXT.encode()},
     ]
 
 
@@ -99,9 +90,11 @@ def test_the_messages_with_secrets() -> None:
     """The product finds the messages that this test's own list of fields has; raw tokens follow a
     SaslHandshake."""
     sides = {(key, side) for key, _, side in secret_messages()}
-    assert sides == {(key, n) for key in catalog.apis() for n in (0, 1) if may_hold_secrets(key, n)}
-    assert secret_apis() == {17, *(key for key, _ in sides)}
-    records = {name for name, _ in definitions() if record_may_hold_secrets(name)}
+    assert sides == {
+        (key, n) for key in catalog.apis() for n in (0, 1) if redaction.may_hold_secrets(key, n)
+    }
+    assert redaction.secret_apis() == {17, *(key for key, _ in sides)}
+    records = {name for name, _ in definitions() if redaction.record_may_hold_secrets(name)}
     assert records == {"ConfigRecord", "UserScramCredentialRecord"}
 
 
@@ -111,7 +104,7 @@ def _hidden(value: Any, path: str = "") -> list[str]:
         return [each for name in value for each in _hidden(value[name], f"{path}.{name}")]
     if isinstance(value, list):
         return [each for inner in value for each in _hidden(inner, path)]
-    return [path] if value in (TEXT, TEXT.encode()) else []
+    return [path] if value in (redaction.TEXT, redaction.TEXT.encode()) else []
 
 
 @pytest.mark.parametrize(("api_key", "version", "side"), secret_messages())
@@ -121,9 +114,9 @@ def test_all_forms_of_a_message_hide_the_same(api_key: int, version: int, side: 
     values = body(api_key, version, side)
     message = Message(api_key, version, SIDES[side], header, values)
     frame = encode_message(message)
-    shown = redact_body(message.body, api_key, side)
-    column = redact_column(pa.array([values], body_type(api_key, SIDES[side])))
-    redacted = redact_frame(frame, api_key, version, side)
+    shown = redaction.redact_body(message.body, api_key, side)
+    column = redaction.redact_column(pa.array([values], body_type(api_key, SIDES[side])))
+    redacted = redaction.redact_frame(frame, api_key, version, side)
     assert redacted is not None
     hidden = decode_message(redacted, side=SIDES[side], api_key=api_key, api_version=version)
     for form in (shown, column.to_pylist()[0], hidden.body):
@@ -131,17 +124,17 @@ def test_all_forms_of_a_message_hide_the_same(api_key: int, version: int, side: 
         assert SECRET.decode() not in str(form)
     assert SECRET in frame
     assert SECRET not in redacted
-    assert redact_frame(redacted, api_key, version, side) == redacted
-    assert redact_frame(frame[:-1], api_key, version, side) is None
+    assert redaction.redact_frame(redacted, api_key, version, side) == redacted
+    assert redaction.redact_frame(frame[:-1], api_key, version, side) is None
 
 
 def test_unknown_tags_and_surplus_bytes_of_secret_messages() -> None:
     """Nobody knows what they hold, so they go; those of other messages stay."""
     entries = [{"name": "ssl.key.password", "value": None}, {"name": "retention.ms", "value": "1"}]
     resources = {"resources": [{"configs": entries}], "_unknown_tags": {7: b"who knows"}}
-    shown = redact_body(resources, 44, 0)
-    assert shown == {**resources, "_unknown_tags": {7: TEXT}}
-    assert redact_body(resources, 3, 0) == resources
+    shown = redaction.redact_body(resources, 44, 0)
+    assert shown == {**resources, "_unknown_tags": {7: redaction.TEXT}}
+    assert redaction.redact_body(resources, 3, 0) == resources
     message = Message(44, 1, "request", {"correlation_id": 1, "client_id": "c"}, {}, b"more")
     frame = encode_message(message)
-    assert redact_frame(frame, 44, 1, 0) == frame.removesuffix(b"more")
+    assert redaction.redact_frame(frame, 44, 1, 0) == frame.removesuffix(b"more")

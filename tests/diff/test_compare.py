@@ -228,8 +228,7 @@ def test_a_new_error_appears_and_is_a_failure(many: Tables) -> None:
 
 def test_an_error_that_appeared_by_chance(many: Tables) -> None:
     """One error among many responses is listed, and is not worse: its p-value is 1."""
-    once = failed(many, "Produce", 29, 10_000)
-    document = compare(many, once)
+    document = compare(many, failed(many, "Produce", 29, 10_000))
     (row,) = document["changes"]["errors"]
     assert (row["change"], row["count_b"], row["p_value"]) == ("appeared", 1, 1.0)
     assert failing(document, ["errors"]) == []
@@ -309,11 +308,10 @@ def test_an_empty_side(sarama: Tables) -> None:
     assert {row["change"] for row in document["changes"]["apis"]} == {"removed"}
 
 
-def test_lost_answers_are_not_missing(captures: Path, tmp_path: Path) -> None:
+def test_lost_answers_are_not_missing(sarama: Tables, captures: Path, tmp_path: Path) -> None:
     """Two percent of the packets are gone: their answers are no errors, and are counted."""
-    whole = kdissect.read(captures / "sarama.pcap.gz")
     path = lose_packets(captures / "sarama.pcap.gz", tmp_path / "lost.pcap", 0.02)
-    document = compare(whole, kdissect.read(path))
+    document = compare(sarama, kdissect.read(path))
     assert document["a"]["unjudged_count"] == 0
     assert document["b"]["unjudged_count"] > 5
     assert [row for row in document["compared"]["errors"] if row["error_code"] is None] == []

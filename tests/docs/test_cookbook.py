@@ -25,15 +25,8 @@ PYTHON = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sql.md").read_text
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
-    out = tmp_path_factory.mktemp("cookbook") / "tables"
-    kdissect.read(captures / "librdkafka.pcap").write(out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def tables(folder: Path) -> kdissect.Tables:
-    return kdissect.open(folder)
+def folder(tmp_path_factory: pytest.TempPathFactory, table_set: Path) -> Path:
+    return shutil.copytree(table_set, tmp_path_factory.mktemp("cookbook") / "tables")
 
 
 def plain(value: Any) -> Any:
@@ -77,10 +70,9 @@ def test_duckdb_and_pandas(name: str, tables: kdissect.Tables) -> None:
     assert wanted
 
 
-def test_spark_opens_the_manifests_files(
-    folder: Path, tables: kdissect.Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_opens_the_manifests_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page gives Spark to read, by the name of the view."""
+    tables = kdissect.open(folder)
     monkeypatch.chdir(folder.parent)
     shutil.copy(next((folder / "exchanges").iterdir()), folder / "exchanges" / "left.parquet")
     opened: dict[str, set[str]] = {}

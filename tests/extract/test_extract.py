@@ -123,7 +123,7 @@ def test_a_connection_comes_with_its_handshake(tmp_path, librdkafka):
     row = librdkafka.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
     place = f"{row['client_ip']}:{row['client_port']}"
     _, out = _run(tmp_path, Selection(connections=(ConnectionName.of(place),)))
-    found = kdissect.read(out).connections.to_arrow().to_pylist()
+    found = kdissect.read(out).connections.to_pylist()
     assert len(found) == 1
     same = [name for name in row if name not in ("connection_id",)]
     assert {name: found[0][name] for name in same} == {name: row[name] for name in same}

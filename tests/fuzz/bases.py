@@ -135,7 +135,7 @@ def _positions(packets: list[Packet]) -> list[int]:
 
 def _frames(tables: Any) -> dict[Any, list[Frame]]:
     found: dict[Any, list[Frame]] = defaultdict(list)
-    for row in tables.exchanges.to_arrow().to_pylist():
+    for row in tables.exchanges.to_pylist():
         ends = [
             (bytes(int(part) for part in row[f"{end}_ip"].split(".")), row[f"{end}_port"])
             for end in ("client", "broker")

@@ -43,7 +43,7 @@ def _untouched_rows(base: Base, tables: Any, result: Mutated, known: set[int]) -
     assert result.touched is not None
     out = set(OF_THE_CAPTURE) | (PLACES if result.is_renumbered else set())
     touched = set()
-    for row in tables.connections.to_arrow().to_pylist():
+    for row in tables.connections.to_pylist():
         ends = frozenset(
             (ipaddress.ip_address(row[f"{end}_ip"]).packed, row[f"{end}_port"])
             for end in ("client", "broker")
@@ -57,7 +57,7 @@ def _untouched_rows(base: Base, tables: Any, result: Mutated, known: set[int]) -
     for name in tables.names:
         if name not in OF_CONNECTIONS and not name.startswith(("apis/", "internal/")):
             continue  # made of several connections
-        for row in tables[name].to_arrow().to_pylist():
+        for row in tables[name].to_pylist():
             exchange = row.get("exchange_id")
             connection = own.get(exchange) if exchange else row.get("connection_id")
             if connection in touched or exchange in result.frames or connection is None:

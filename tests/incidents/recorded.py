@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kdissect
+from tests.material import key_log
 
 START_MS_MAX = 100
 SUFFIX = ".pcap.gz"
@@ -69,8 +70,7 @@ def truths(folder: Path) -> dict[str, list[Incident]]:
 
 def findings(path: Path) -> list[Finding]:
     """The incidents that kdissect finds in a capture; a key log beside it is used."""
-    keylog = path.with_name(path.name.split(".")[0] + ".keylog")
-    tables = kdissect.read(path, keylog=[keylog] if keylog.exists() else [])
+    tables = kdissect.read(path, keylog=key_log(path))
     return [
         Finding(row["kind"], row["severity"], row["subject"], row["start_time"], row["text"])
         for row in tables.incidents().to_pylist()

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 import kdissect
+from tests.builders.captures import pcap
+from tests.builders.frames import request
 from tests.cases import cases
 from tests.steps import assert_linear
 
@@ -48,12 +50,11 @@ def write(path: Path, count: int, payload: bytes, **columns: Any) -> Path:
         rows[name] = values
     if payload:
         rows["payload"] = np.frombuffer(payload, np.uint8)
-    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1)
-    path.write_bytes(head + rows.tobytes())
+    path.write_bytes(pcap([]) + rows.tobytes())
     return path
 
 
-REQUEST = struct.pack(">ihhih", 20, 3, 1, 5, 6) + b"orders" + bytes(4)
+REQUEST = request(5)
 
 
 def flood(path: Path, count: int) -> Path:
@@ -97,7 +98,7 @@ def giant(path: Path, count: int) -> Path:
     """Sound requests, then a frame of the largest size whose bytes never come."""
     write(path, 1, REQUEST, seq=1)
     data = path.read_bytes()
-    start = struct.pack(">ihhih", 104_857_600, 0, 9, 6, 6) + b"orders" + bytes(4)
+    start = struct.pack(">i", 104_857_600) + request(6, 0, 9)[4:]
     for number in range(count):
         write(path, 1, start if number == 0 else bytes(24), seq=1 + 24 * (number + 1))
         data += path.read_bytes()[24:]
@@ -114,7 +115,7 @@ def measured(path: Path) -> tuple[Any, int]:
 
 
 def check(make: Any, count: int, tables: Any) -> None:
-    (capture,) = tables.captures.to_arrow().to_pylist()
+    (capture,) = tables.captures.to_pylist()
     assert capture["packet_count"] == count
     if make in (fragments, overlaps):
         assert dict(capture["ignored_reasons"]) == {"ip_fragment": count}
@@ -125,7 +126,7 @@ def check(make: Any, count: int, tables: Any) -> None:
     if make is flood:
         assert tables.connections.num_rows == count
         return
-    (row,) = tables.connections.to_arrow().to_pylist()
+    (row,) = tables.connections.to_pylist()
     assert row["request_byte_count"] == (
         row["request_framed_byte_count"] + row["request_unframed_byte_count"]
     )
@@ -167,7 +168,7 @@ def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
     """A size prefix of 100 MiB allocates nothing."""
     tables, grown = measured(giant(tmp_path / "giant.pcap", 100))
     check(giant, 101, tables)
-    rows = tables.exchanges.to_arrow().to_pylist()
+    rows = tables.exchanges.to_pylist()
     assert [row["request_size"] for row in rows] == [20, 104_857_600]
     assert rows[1]["request_decode_status"] == "partial"
     assert "partial_frame" in tables.anomalies.to_arrow().column("kind").to_pylist()

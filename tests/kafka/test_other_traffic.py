@@ -45,12 +45,12 @@ def test_no_rows_from_others(talk: Any, tmp_path: Path) -> None:
             packets += [packet.with_port(50000, port) for packet in connection]
     packets.sort(key=lambda packet: packet.time_ns)
     tables = read_packets(packets, tmp_path)
-    false = tables.exchanges.to_arrow().to_pylist()
+    false = tables.exchanges.to_pylist()
     assert not false, [(names.get(row["client_port"]), row) for row in false[:3]]
     assert tables.record_batches.num_rows == 0
-    (capture,) = tables.captures.to_arrow().to_pylist()
+    (capture,) = tables.captures.to_pylist()
     assert capture["packet_count"] == capture["tcp_packet_count"] == len(packets)
-    for row in tables.connections.to_arrow().to_pylist():
+    for row in tables.connections.to_pylist():
         assert not row["is_kafka"], names[max(row["client_port"], row["broker_port"])]
         if names.get(row["client_port"]) == "whole":
             assert row["protocol"] == PROTOCOLS[talk], row
@@ -63,7 +63,7 @@ def test_a_client_id_with_control_characters(client_id: str, tmp_path: Path) -> 
     for number in range(1, 6):
         said += [(0, request(number, client_id=client_id)), (1, response(number))]
     said[:2] = [(0, request(1, 17, 1, client_id, b"\0\5PLAIN")), (1, response(1, MECHANISMS))]
-    rows = read_packets(conversation(said), tmp_path).exchanges.to_arrow().to_pylist()
+    rows = read_packets(conversation(said), tmp_path).exchanges.to_pylist()
     assert [row["api_name"] for row in rows] == ["SaslHandshake", *["Metadata"] * 4]
     assert {row["client_id"] for row in rows} == {client_id}
 
@@ -71,7 +71,7 @@ def test_a_client_id_with_control_characters(client_id: str, tmp_path: Path) -> 
 def test_a_client_id_of_negative_length(tmp_path: Path) -> None:
     """Only -1 stands for none. A longer text that follows -32768 is no client id of that size."""
     said = [(0, request(1, body=b"x" * 0x8000).replace(b"\0\6orders", b"\x80\0orders"))]
-    (row,) = read_packets(conversation(said), tmp_path).connections.to_arrow().to_pylist()
+    (row,) = read_packets(conversation(said), tmp_path).connections.to_pylist()
     assert row["protocol"] == "other"
 
 
@@ -89,6 +89,6 @@ def test_kafka_on_any_port(ports: tuple[int, int], tmp_path: Path) -> None:
     packets = conversation(kafka(random.Random(0)), ports)
     for start in (0, 3, 20, 61):
         tables = read_packets(packets[start:], tmp_path)
-        (row,) = tables.connections.to_arrow().to_pylist()
+        (row,) = tables.connections.to_pylist()
         assert (row["protocol"], row["client_port"]) == ("kafka", ports[0]), (start, row)
         assert tables.exchanges.num_rows >= (len(packets) - 5 - start) // 2

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kdissect.codec.message import Message, encode_message
 from tests.builders.captures import Packet
 from tests.builders.frames import framed, request, response
+from tests.builders.messages import response_frame
 from tests.builders.talks import Gap, Playbook, conversation
 from tests.kafka.other_protocols import PROTOCOLS, read_packets, sized
 
@@ -29,8 +29,7 @@ ANSWERS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 def answer(name: str, correlation_id: int) -> bytes:
     key, version, body = ANSWERS[name]
-    header = {"correlation_id": correlation_id}
-    return framed(encode_message(Message(key, version, "response", header, body)))
+    return framed(response_frame(key, version, correlation_id, **body))
 
 
 def of_broker(packets: list[Packet]) -> list[Packet]:

@@ -83,7 +83,7 @@ def test_packets_are_those_of_tshark(name: str, tmp_path: Path) -> None:
     path = tmp_path / ("odd.pcapng" if data[:4] == b"\n\r\r\n" else "odd.pcap")
     path.write_bytes(data)
     tables = kdissect.read(path)
-    (capture,) = tables.captures.to_arrow().to_pylist()
+    (capture,) = tables.captures.to_pylist()
     assert capture["packet_count"] == (
         capture["tcp_packet_count"] + sum(dict(capture["ignored_reasons"]).values())
     )

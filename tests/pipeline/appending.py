@@ -15,13 +15,6 @@ COUNTED = ("late_packets", "late_names", "carry_limit")
 COMPRESSIONS = {".gz": gzip, ".zst": zstd}
 
 
-def rows(tables: kdissect.Tables) -> dict[str, Counter]:
-    return {
-        name: Counter(str(row) for row in tables[name].to_arrow().to_pylist())
-        for name in tables.names
-    }
-
-
 def check(tables: kdissect.Tables, captures, **options) -> None:
     """Check that each exchange is there once, as in one run; that those without a whole response
     alone are missing; and that the connections are those of one run, but for client ids that only
@@ -33,7 +26,7 @@ def check(tables: kdissect.Tables, captures, **options) -> None:
     for ident, row in found.items():
         assert has_late_names or row == expected[ident]
         assert row | {"topics": None} == expected[ident] | {"topics": None}
-    faults = whole.anomalies.to_arrow().to_pylist()
+    faults = whole.anomalies.to_pylist()
     partial = {fault["exchange_id"] for fault in faults if fault["kind"] == "partial_frame"}
     missing = expected.keys() - found.keys()
     assert all(expected[ident]["response_time"] is None for ident in missing - partial)
@@ -51,7 +44,7 @@ def connections(tables: kdissect.Tables) -> list[dict]:
 
 
 def exchanges(tables: kdissect.Tables) -> dict[int, dict]:
-    return {row["exchange_id"]: row for row in tables.exchanges.to_arrow().to_pylist()}
+    return {row["exchange_id"]: row for row in tables.exchanges.to_pylist()}
 
 
 def counted(tables: kdissect.Tables) -> Counter:

@@ -17,12 +17,13 @@ from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST
 from tests.builders.captures import Packet, write_packets
 from tests.builders.frames import request, response
+from tests.builders.tables import all_rows
 from tests.builders.talks import Talk
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
-from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated, rows
+from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated
 
 # -- by state -------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
     assert [item["path"] for item in both.manifest["inputs"]] == list(map(str, captures))
     again = appended(out, captures, read_again=True)
     assert again.manifest["state"] == {"missing": "it was written without --keep-state"}
-    assert rows(again) == rows(kdissect.read(captures))
+    assert all_rows(again) == all_rows(kdissect.read(captures))
 
 
 @pytest.mark.heavy
@@ -178,7 +179,7 @@ def test_a_connection_that_was_given_up_is_counted(tmp_path, in_process):
     talk.ask(b"\xff" * 100)
     tables = _append_made(tmp_path, first, talk.packets)
     assert counted(tables) == {"carry_limit": 1}
-    (row,) = tables.connections.to_arrow().to_pylist()
+    (row,) = tables.connections.to_pylist()
     assert row["request_byte_count"] + row["response_byte_count"] == 300_100
 
 
@@ -204,7 +205,7 @@ def test_names_that_earlier_rows_lack_are_counted(tmp_path, in_process):
     check(tables, captures)
     again = appended(out, captures[-1], read_again=True)
     assert again.manifest["append"] == {"read_again": "--read-again"}
-    assert rows(again) == rows(kdissect.read(captures))
+    assert all_rows(again) == all_rows(kdissect.read(captures))
 
 
 # -- read again -----------------------------------------------------------------------------
@@ -359,7 +360,7 @@ def test_a_copy_of_a_set_has_no_state(halves):
     """A set with state can be written elsewhere; appends to the copy read the captures again."""
     captures, out = halves
     copy = kdissect.open(out).write(out.parent / "copy")
-    assert rows(copy) == rows(kdissect.open(out))
+    assert all_rows(copy) == all_rows(kdissect.open(out))
     tables = appended(out.parent / "copy", captures[1])
     assert tables.manifest["append"] == {"read_again": "the set is a copy"}
     check(tables, captures)
@@ -368,7 +369,7 @@ def test_a_copy_of_a_set_has_no_state(halves):
 def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
     """An interrupt before the manifest is replaced leaves the old rows."""
     captures, out = halves
-    before = rows(kdissect.open(out))
+    before = all_rows(kdissect.open(out))
     real = SetFolder.publish
 
     def failing(place, staged):
@@ -380,7 +381,7 @@ def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
         patch.setattr(SetFolder, "publish", failing)
         with pytest.raises(KeyboardInterrupt):
             appended(out, captures[1])
-    assert rows(kdissect.open(out)) == before
+    assert all_rows(kdissect.open(out)) == before
     tables = appended(out, captures[1])
     assert tables.manifest["append"] == {"read_again": None}
     check(tables, captures)

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 import kdissect
-from kdissect import Message, encode_message
 from kdissect.pipeline.learn import Cluster, learn
 from kdissect.tables.connections import ConnectionClients
 from kdissect.tables.message_chunk import CHUNK_BYTES, FrameBuffer
 from tests.builders.frames import framed, produce, request, response
-from tests.builders.messages import exchange, write_capture
+from tests.builders.messages import request_frame, response_frame, write_capture
 from tests.builders.talks import Playbook
 
 HEARTBEAT = 12
@@ -20,11 +19,10 @@ HEARTBEAT = 12
 def test_client_ids_are_in_order_of_appearance(tmp_path: Path) -> None:
     """Each once, short or long, without the requests that have none."""
     names = ["b", "x" * 3000, None, "a", "b", "", "x" * 3000, "y" * 65]
-    exchanges = []
-    for number, name in enumerate(names):
-        _, response = exchange(number, HEARTBEAT, 1, {}, {})
-        header = {"correlation_id": number, "client_id": name}
-        exchanges.append((encode_message(Message(HEARTBEAT, 1, "request", header, {})), response))
+    exchanges = [
+        (request_frame(HEARTBEAT, 1, number, name), response_frame(HEARTBEAT, 1, number))
+        for number, name in enumerate(names)
+    ]
     tables = kdissect.read(write_capture(tmp_path / "ids.pcap", exchanges))
     (row,) = tables.connections.to_pylist()
     assert row["client_ids"] == ["b", "x" * 3000, "a", "", "y" * 65]

@@ -94,12 +94,8 @@ def test_roles_of_real_clusters(name: str) -> None:
 def test_topics_named_in_envelopes_only(name: str) -> None:
     """Without keys clients say nothing, but the broker forwards CreateTopics in the clear."""
     path = Capture(name).path
-    told = {
-        row["topic_id"]: row["topic"] for row in kdissect.read(path).topics.to_arrow().to_pylist()
-    }
-    with_keys = (
-        kdissect.read(path, keylog=path.with_suffix(".keylog")).topics.to_arrow().to_pylist()
-    )
+    told = {row["topic_id"]: row["topic"] for row in kdissect.read(path).topics.to_pylist()}
+    with_keys = kdissect.read(path, keylog=path.with_suffix(".keylog")).topics.to_pylist()
     assert {topic for topic in told.values() if topic.startswith("tls-")}
     assert told.items() <= {row["topic_id"]: row["topic"] for row in with_keys}.items()
 

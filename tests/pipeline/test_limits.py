@@ -1,6 +1,7 @@
 """Each limit crossed: an anomaly says so, and all the rest is as before."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from kdissect.replay.workload.source import load_workload
 from tests.builders.captures import read_packets, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import conversation
-from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
+from tests.capture.fragmenting import fragmented, ipv4_fragments
 from tests.processes import Run
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 
 
 def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
-    return [row for row in tables.anomalies.to_arrow().to_pylist() if row["kind"] == kind]
+    return [row for row in tables.anomalies.to_pylist() if row["kind"] == kind]
 
 
 def read_talk(folder: Path, talk: list[tuple[int, bytes]], skip: Any = (), **limits: int) -> Any:
@@ -69,8 +70,8 @@ def test_packets_of_connections_beyond_the_limit_are_counted(librdkafka: kdissec
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
     rows = tables.connections.num_rows
     assert rows <= 8  # two buckets
-    (before,) = librdkafka.captures.to_arrow().to_pylist()
-    (after,) = tables.captures.to_arrow().to_pylist()
+    (before,) = librdkafka.captures.to_pylist()
+    (after,) = tables.captures.to_pylist()
     given_up = dict(after["ignored_reasons"])["connection_limit"]
     assert before["tcp_packet_count"] == after["tcp_packet_count"] + given_up
     assert after["packet_count"] == after["tcp_packet_count"] + after["ignored_packet_count"]
@@ -84,16 +85,15 @@ def test_packets_of_connections_beyond_the_limit_are_counted(librdkafka: kdissec
 
 def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     """Further fragments are given up, with one anomaly for each capture."""
-    packets = flat(
-        fragmented(read_packets(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
-    )
+    datagrams = fragmented(read_packets(CAPTURE)[:420], lambda _, one: ipv4_fragments(one, 552))
+    packets = [*chain.from_iterable(datagrams)]
     path = write_packets(tmp_path / "made.pcap", packets)
     whole = kdissect.read(path)
     tables = kdissect.read(path, limits={"fragments": 12})
     (row,) = of_kind(tables, "limit")
     assert "limit of fragments" in row["detail"]
-    (before,) = whole.captures.to_arrow().to_pylist()
-    (after,) = tables.captures.to_arrow().to_pylist()
+    (before,) = whole.captures.to_pylist()
+    (after,) = tables.captures.to_pylist()
     assert after["packet_count"] == before["packet_count"]
     assert after["packet_count"] == after["tcp_packet_count"] + after["ignored_packet_count"]
     assert after["tcp_packet_count"] < before["tcp_packet_count"]
@@ -117,10 +117,10 @@ def test_anomalies_hold_bytes_up_to_the_limit(tmp_path: Path) -> None:
     said = [(0, request(1, 18, 3, body=bytes(50))), (0, request(2, 3, 60, body=bytes(200)))]
     for limits, size in (({}, 222), ({"anomaly_data": 16}, 16)):
         tables = read_talk(tmp_path, said, **limits)
-        rows = [row for row in tables.anomalies.to_arrow().to_pylist() if row["byte_count"] == 216]
+        rows = [row for row in tables.anomalies.to_pylist() if row["byte_count"] == 216]
         for row in rows:
             assert len(row["data"]) == min(size, 216)
-        longest = max(len(row["data"] or b"") for row in tables.anomalies.to_arrow().to_pylist())
+        longest = max(len(row["data"] or b"") for row in tables.anomalies.to_pylist())
         assert longest <= size
 
 

@@ -3,13 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
 
-import kdissect
-from tests.conftest import CAPTURES
+from kdissect import Tables
 from tests.processes import run
 
 READ = """
@@ -27,32 +25,27 @@ print(json.dumps(rows))
 """
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    out = tmp_path_factory.mktemp("tables") / "set"
-    read = kdissect.read(CAPTURES / "librdkafka.pcap")
-    read.write(out)
-    return out, read
-
-
-def test_pyarrow_alone_reads_every_table(tables: tuple[Path, Any]) -> None:
+def test_pyarrow_alone_reads_every_table(table_set: Path, librdkafka: Tables) -> None:
     """PyArrow reads the files of a table set without kdissect, with the same counts."""
-    out, read = tables
-    done = run(sys.executable, "-c", READ, out, check=True)
+    done = run(sys.executable, "-c", READ, table_set, check=True)
     found = json.loads(done.stdout)
     some = {name: count for name, count in found.items() if count}
-    assert some == {name: read[name].num_rows for name in read.names if read[name].num_rows}
+    assert some == {
+        name: librdkafka[name].num_rows for name in librdkafka.names if librdkafka[name].num_rows
+    }
 
 
-def test_duckdb_sees_the_same_values(tables: tuple[Path, Any]) -> None:
+def test_duckdb_sees_the_same_values(
+    table_set: Path, librdkafka: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Differences, dictionaries and levels of lists are read back as they were."""
-    out, read = tables
+    monkeypatch.chdir(table_set)  # its name would be a pattern
     database = duckdb.connect()
-    for name in read.names:
-        expected = read[name].to_arrow()
+    for name in librdkafka.names:
+        expected = librdkafka[name].to_arrow()
         if expected.num_rows:
             database.register("memory", expected)
-            written = f"from '{out}/{name}/*.parquet'"
+            written = f"from '{name}/*.parquet'"
             both = f"select count(*) from (({written}) except all from memory)"
             assert database.sql(both).fetchall() == [(0,)], name
             counted = database.sql(f"select count(*) from ({written})").fetchall()

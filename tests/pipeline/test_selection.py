@@ -13,8 +13,8 @@ from kdissect.cli import app
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.selection import ConnectionName, Selection, WhereError, api_keys, duration_ms
 from kdissect.show.loop import Style
+from tests.builders.showing import shown
 from tests.conftest import CAPTURES
-from tests.show.conftest import shown
 
 PATH = CAPTURES / "librdkafka.pcap"
 

@@ -24,7 +24,7 @@ from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
-from tests.builders.tables import NO_INPUTS, set_files, topics_table, write_topics
+from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
 from tests.processes import Run
@@ -102,10 +102,6 @@ def files(folder: Path) -> list[str]:
 
 def store_files(store: Store, prefix: str) -> list[str]:
     return [name.removeprefix(f"{prefix}/") for name in store.names(prefix)]
-
-
-def topics(out: str) -> list[str]:
-    return kdissect.open(out).topics.to_arrow()["topic"].to_pylist()
 
 
 # -- folders ----------------------------------------------------------------------------------
@@ -248,7 +244,7 @@ def test_a_run_in_a_store_ends_the_one_before(store: Store) -> None:
 
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
-    assert topics(out) == ["quick"]
+    assert topics_in(out) == ["quick"]
     assert store_files(store, "two") == set_files(out)
 
 

@@ -20,7 +20,7 @@ from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES
-from tests.builders.tables import NO_INPUTS, set_files, topics_table, write_topics
+from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import object_store
@@ -41,10 +41,6 @@ def place(request, tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]
     with object_store("sets") as store:
         at = tmp_path.name
         yield store.url(at), lambda: [name.removeprefix(f"{at}/") for name in store.names(at)]
-
-
-def topics(out: str) -> list[str]:
-    return kdissect.open(out).topics.to_arrow()["topic"].to_pylist()
 
 
 def test_a_set_has_every_fixed_table_and_no_staging(tmp_path: Path) -> None:
@@ -90,7 +86,7 @@ def test_a_failing_run_leaves_the_old_set(place) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert files() == before
-    assert topics(out) == ["a"]
+    assert topics_in(out) == ["a"]
 
 
 def test_overwriting_replaces_the_set(place) -> None:
@@ -102,7 +98,7 @@ def test_overwriting_replaces_the_set(place) -> None:
     check_out(out, overwrite=True)
     write_topics(out, "b", "c")
     assert files() == set_files(out)
-    assert topics(out) == ["b", "c"]
+    assert topics_in(out) == ["b", "c"]
 
 
 def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
@@ -221,7 +217,7 @@ def test_an_attempt_that_failed_is_no_part_of_a_set(place) -> None:
             staged = sink.close()
         commit(out, run_id, staged, NO_INPUTS)
     assert files() == set_files(out)
-    assert topics(out) == ["once"]
+    assert topics_in(out) == ["once"]
     assert kdissect.open(out).exchanges.num_rows == 0
 
 

@@ -13,7 +13,7 @@ from tests.conftest import CAPTURES
 @cases("name", ["librdkafka.pcap"], heavy=["java_2_0_1.pcap", "sarama.pcap.gz"])
 def test_responses_alone(name: str, tmp_path: Path) -> None:
     """No API is wrong; a version that is sure is right; every response stays a row."""
-    whole = kdissect.read(CAPTURES / name).exchanges.to_arrow().to_pylist()
+    whole = kdissect.read(CAPTURES / name).exchanges.to_pylist()
     truth = {
         (row["client_port"], row["correlation_id"], row["response_size"]): row
         for row in whole
@@ -23,7 +23,7 @@ def test_responses_alone(name: str, tmp_path: Path) -> None:
     packets = [p for p in read_packets(CAPTURES / name) if p.is_tcp and p.source[1] in brokers]
     path = write_packets(tmp_path / "responses.pcap", packets)
     counts: Counter[str] = Counter()
-    for row in kdissect.read(path).exchanges.to_arrow().to_pylist():
+    for row in kdissect.read(path).exchanges.to_pylist():
         if row["response_size"] is None:
             continue  # what one broker asked another
         of = truth[row["client_port"], row["correlation_id"], row["response_size"]]
@@ -50,7 +50,7 @@ def test_a_response_that_other_apis_also_fit_is_not_sure(tmp_path: Path) -> None
     path = write_capture(tmp_path / "lost.pcap", messages, lost=[(1, 0)])
     (alone,) = [
         row
-        for row in kdissect.read(path).exchanges.to_arrow().to_pylist()
+        for row in kdissect.read(path).exchanges.to_pylist()
         if row["status"] == "request_missing"
     ]
     assert alone["version_source"] == "inferred"

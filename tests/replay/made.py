@@ -9,43 +9,24 @@ from typing import Any, TypeVar
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
-from kdissect.replay.model import (
-    Connection,
-    Exchange,
-    Outcome,
-    PlanOptions,
-    ReplayPlan,
-    Skipped,
-    Step,
-    Workload,
-    WorkloadFacts,
-)
+from kdissect.replay import model
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
-from tests.builders.workloads import a_request, a_response, exchange, planned
+from tests.builders.messages import a_request, a_response, response_frame
+from tests.builders.workloads import exchange, planned
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000
 T = TypeVar("T")
 
 
-def request(api_key: int, api_version: int, correlation_id: int = 7, **body: Any) -> bytes:
-    header = {"correlation_id": correlation_id, "client_id": "test"}
-    return encode_message(Message(api_key, api_version, "request", header, body))
-
-
-def response(api_key: int, api_version: int, correlation_id: int = 7, **body: Any) -> bytes:
-    header = {"correlation_id": correlation_id}
-    return encode_message(Message(api_key, api_version, "response", header, body))
-
-
 class PlanMaker:
     """Steps one after the other; `plan` when all are there."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.connections: list[Connection] = []
+        self.steps: list[model.Step] = []
+        self.connections: list[model.Connection] = []
 
     def add(
         self,
@@ -56,14 +37,14 @@ class PlanMaker:
         sent_after: tuple[int, ...] = (),
         expects_response: bool = True,
         answered: bool = True,
-        skipped: Skipped | None = None,
+        skipped: model.Skipped | None = None,
         **body: Any,
     ) -> int:
         """A Heartbeat; its number."""
         while len(self.connections) <= connection:
             number = len(self.connections)
             self.connections.append(
-                Connection(number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092))
+                model.Connection(number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092))
             )
         number, at_ns = len(self.steps), int(at_ms * MS)
         owner = self.connections[connection]
@@ -75,17 +56,17 @@ class PlanMaker:
         one.expects_response = expects_response
         owner.exchanges.append(one)
         self.steps.append(
-            Step(number, connection, one, "Heartbeat", "groups", at_ns, expects_response,
+            model.Step(number, connection, one, "Heartbeat", "groups", at_ns, expects_response,
                  skipped=skipped, depends_on=after, sent_after=sent_after)
         )  # fmt: skip
         return number
 
-    def plan(self) -> ReplayPlan:
+    def plan(self) -> model.ReplayPlan:
         lanes: list[list[int]] = [[] for _ in self.connections]
         for step in self.steps:
             lanes[step.connection].append(step.number)
-        workload = Workload("made", "capture", self.connections, WorkloadFacts())
-        return ReplayPlan(workload, PlanOptions(), self.steps, lanes)
+        workload = model.Workload("made", "capture", self.connections, model.WorkloadFacts())
+        return model.ReplayPlan(workload, model.PlanOptions(), self.steps, lanes)
 
 
 class Counting(Translator):
@@ -95,9 +76,9 @@ class Counting(Translator):
         super().__init__(IdMap((maker or PlanMaker()).plan()))
         self.said: list[tuple[str, int]] = []
         self.retries: dict[int, int] = {}
-        self.refused: dict[int, Skipped] = {}
+        self.refused: dict[int, model.Skipped] = {}
 
-    def request(self, step: Step) -> bytes | Skipped:
+    def request(self, step: model.Step) -> bytes | model.Skipped:
         if step.number in self.refused:
             return self.refused[step.number]
         self.said.append(("sent", step.number))
@@ -105,27 +86,27 @@ class Counting(Translator):
         assert frame is not None
         return frame
 
-    def unready(self, step: Step, response: bytes) -> dict[Any, str]:
+    def unready(self, step: model.Step, response: bytes) -> dict[Any, str]:
         left = self.retries.get(step.number, 0)
         self.retries[step.number] = left - 1
         return {"a place": "not yet"} if left > 0 else {}
 
-    def not_final(self, step: Step, response: bytes) -> None: ...
+    def not_final(self, step: model.Step, response: bytes) -> None: ...
 
-    def learn(self, step: Step, response: bytes) -> None:
+    def learn(self, step: model.Step, response: bytes) -> None:
         self.said.append(("answered", step.number))
 
-    def failed(self, step: Step) -> None:
+    def failed(self, step: model.Step) -> None:
         self.said.append(("failed", step.number))
 
 
-def translated(*exchanges: Exchange) -> tuple[Translator, list[Step]]:
+def translated(*exchanges: model.Exchange) -> tuple[Translator, list[model.Step]]:
     """A translator and the steps of a plan that sends these."""
     plan = planned(*exchanges)
     return Translator(IdMap(plan)), plan.steps
 
 
-def sent_again(translator: Translator, step: Step, answer: Message) -> bool:
+def sent_again(translator: Translator, step: model.Step, answer: Message) -> bool:
     """Whether a request is sent again after an answer, which the translator notes then."""
     frame = encode_message(answer)
     is_unready = bool(translator.unready(step, frame))
@@ -134,9 +115,9 @@ def sent_again(translator: Translator, step: Step, answer: Message) -> bool:
     return is_unready
 
 
-Answer = Callable[[int, bytes], "bytes | float | None"]
-"""(number of the request, frame) -> the answer; seconds to wait before the usual one; None to end
-the connection; b"" for none."""
+Answer = Callable[[int, bytes], "bytes | float | Callable[[], bool] | None"]
+"""(number of the request, frame) -> the answer; seconds to wait before the usual one, or what has
+to hold before it; None to end the connection; b"" for none."""
 
 
 def empty_answer(frame: bytes) -> bytes:
@@ -150,7 +131,7 @@ def empty_answer(frame: bytes) -> bytes:
              "max_version": api.request.versions[1]}
             for key, api in catalog.apis().items()
         ]  # fmt: skip
-    return response(api_key, api_version, int.from_bytes(frame[4:8], "big"), **body)
+    return response_frame(api_key, api_version, int.from_bytes(frame[4:8], "big"), **body)
 
 
 NODE = {"node_id": 1, "host": "127.0.0.1", "port": 1}
@@ -166,7 +147,7 @@ def answering(body_of: Callable[[int, dict[str, Any]], dict[str, Any] | None]) -
         if body is None:
             return empty_answer(frame)
         correlation_id = int.from_bytes(frame[4:8], "big")
-        return response(request.api_key, request.api_version, correlation_id, **body)
+        return response_frame(request.api_key, request.api_version, correlation_id, **body)
 
     return answer
 
@@ -193,6 +174,10 @@ class FakeBroker:
                 told = self._answer(self.requests, frame) if self._answer else 0.0
                 if told is None:
                     return
+                if callable(told):
+                    while not told():
+                        await asyncio.sleep(0.01)
+                    told = 0.0
                 if isinstance(told, float):
                     await asyncio.sleep(told)
                     told = empty_answer(frame)
@@ -259,7 +244,7 @@ def end_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def verdict_of(outcome: Outcome) -> str:
+def verdict_of(outcome: model.Outcome) -> str:
     """In a word, without a comparison."""
     if outcome.skipped is not None:
         return "skipped"

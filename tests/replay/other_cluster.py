@@ -17,21 +17,10 @@ from uuid import UUID
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay import model
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.judge import Judge, RunFacts
 from kdissect.replay.fields import load_fields
-from kdissect.replay.model import (
-    WRITING_CLASSES,
-    Exchange,
-    Judgement,
-    Outcome,
-    PlanOptions,
-    ReplayPlan,
-    Skipped,
-    Step,
-    TranslateOptions,
-    Workload,
-)
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
@@ -49,8 +38,8 @@ ADDED = {
 }  # fmt: skip
 
 
-def everything() -> PlanOptions:
-    return PlanOptions(allow=frozenset(WRITING_CLASSES))
+def everything() -> model.PlanOptions:
+    return model.PlanOptions(allow=frozenset(model.WRITING_CLASSES))
 
 
 @dataclass
@@ -59,7 +48,7 @@ class OtherCluster:
     the capture does. renames: of topics, groups and transactional ids.
     """
 
-    workload: Workload
+    workload: model.Workload
     offset: int = 0
     is_moved: bool = True
     renames: dict[str, str] = field(default_factory=dict)
@@ -191,7 +180,7 @@ def _other_token(value: Any) -> Any:
     return value + 1000 if isinstance(value, int) else value[:-1] + value[:1]
 
 
-def events(plan: ReplayPlan) -> Iterator[tuple[bool, Step]]:
+def events(plan: model.ReplayPlan) -> Iterator[tuple[bool, model.Step]]:
     """(is the request sent, step) in the order of the capture."""
     found: list[tuple[int, int, int]] = []
     start_ns = plan.steps[0].exchange.request_time_ns
@@ -211,12 +200,12 @@ def events(plan: ReplayPlan) -> Iterator[tuple[bool, Step]]:
 class Replayed:
     """What came of a replay against an `OtherCluster`."""
 
-    plan: ReplayPlan
+    plan: model.ReplayPlan
     translator: Translator
     judge: Judge | None = None
-    outcomes: list[Outcome] = field(default_factory=list)
-    sent: dict[int, bytes | Skipped] = field(default_factory=dict)
-    judgements: dict[int, Judgement] = field(default_factory=dict)
+    outcomes: list[model.Outcome] = field(default_factory=list)
+    sent: dict[int, bytes | model.Skipped] = field(default_factory=dict)
+    judgements: dict[int, model.Judgement] = field(default_factory=dict)
     unready: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Counter[str]:
@@ -224,11 +213,11 @@ class Replayed:
 
 
 def replay(
-    workload: Workload,
+    workload: model.Workload,
     cluster: OtherCluster,
     *,
-    plan: ReplayPlan | None = None,
-    options: TranslateOptions | None = None,
+    plan: model.ReplayPlan | None = None,
+    options: model.TranslateOptions | None = None,
     rules: Iterable[str] = (),
     flip: Any = None,
 ) -> Replayed:
@@ -248,9 +237,9 @@ def replay(
             done.sent[step.number] = translator.request(step)
             continue
         captured = response_of(step.exchange)
-        if isinstance(done.sent[step.number], Skipped):
+        if isinstance(done.sent[step.number], model.Skipped):
             translator.failed(step)
-            outcome = Outcome(step, skipped=done.sent[step.number])  # type: ignore[arg-type]
+            outcome = model.Outcome(step, skipped=done.sent[step.number])  # type: ignore[arg-type]
         else:
             answer = step.exchange.response
             assert answer is not None
@@ -264,7 +253,7 @@ def replay(
             unready = translator.unready(step, answer)
             done.unready += [f"{step.api_name}: {why}" for why in unready.values()]
             translator.learn(step, answer)
-            outcome = Outcome(
+            outcome = model.Outcome(
                 step, sent=done.sent[step.number], answer=answer, sent_ns=step.at_ns,  # type: ignore[arg-type]
                 api_version=step.exchange.api_version,
                 node_id=workload.connections[step.connection].node_id,
@@ -280,7 +269,7 @@ def replay(
     return done
 
 
-def expected(cluster: OtherCluster, exchange: Exchange) -> bytes | None:
+def expected(cluster: OtherCluster, exchange: model.Exchange) -> bytes | None:
     """The request as it should reach the made-up cluster."""
     request = request_of(exchange)
     return None if request is None else encode_message(cluster.moved(request))

@@ -7,23 +7,14 @@ import pytest
 
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field
-from kdissect.replay.fields import (
-    IDS,
-    RuleError,
-    Shape,
-    ShapeField,
-    built_in_fields,
-    parse_rules,
-    path_pattern,
-    shape_of,
-)
+from kdissect.replay import fields
 from kdissect.replay.workload.messages import TARGET_OWN_APIS
 from kdissect.replay.workload.source import INTERNAL_APIS
 from tests.conftest import ROOT
 from tests.oracles.message_fields import FIELDS
 
 KEYS = {api.name: key for key, api in catalog.apis().items()}
-KINDS = {kind: kind for kind in IDS}
+KINDS = {kind: kind for kind in fields.IDS}
 # The list says more of these than the table.
 KINDS |= {
     "assignment": "protocol", "subscription": "protocol",
@@ -37,7 +28,7 @@ ENTITIES = {
 }  # fmt: skip
 
 
-def leaves(shape: Shape) -> Iterator[ShapeField]:
+def leaves(shape: fields.Shape) -> Iterator[fields.ShapeField]:
     for field in shape.fields.values():
         yield from [field] if field.inner is None else leaves(field.inner)
 
@@ -55,7 +46,7 @@ def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
     key = KEYS[api_name]
     versions = catalog.api(key).side(side).versions
     shapes = (
-        shape_of(built_in_fields(), key, side, version)
+        fields.shape_of(fields.built_in_fields(), key, side, version)
         for version in range(versions.first, versions.last + 1)
     )
     listed, known = FIELDS[api_name, side], set()
@@ -87,14 +78,14 @@ def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
 )
 def test_wrong_rules_are_refused(text: str, says: str) -> None:
     """RuleError has the file and the reason."""
-    with pytest.raises(RuleError, match=re.escape(says)) as caught:
-        parse_rules(text, "mine.toml")
+    with pytest.raises(fields.RuleError, match=re.escape(says)) as caught:
+        fields.parse_rules(text, "mine.toml")
     assert "mine.toml" in str(caught.value)
 
 
 def test_paths_of_rules() -> None:
     """A path is a field, a field of elements, or a pattern."""
-    rules = parse_rules(
+    rules = fields.parse_rules(
         "[[rule]]\nname='a'\nkind='ignore'\npath='error_code'\n"
         "[[rule]]\nname='b'\nkind='ignore'\npath='topics[].name'\n"
         "[[rule]]\nname='c'\nkind='ignore'\npath=['*_ms', 'x']\n"
@@ -113,7 +104,7 @@ def test_each_built_in_rule_has_a_reason_and_is_explained() -> None:
     """`docs/replay-rules.md` is made from the table."""
     from tools.replay_rules import page
 
-    rules = built_in_fields().rules
+    rules = fields.built_in_fields().rules
     assert len({rule.name for rule in rules}) == len(rules)
     assert all(rule.why for rule in rules)
     assert (ROOT / "docs" / "replay-rules.md").read_text() == page()
@@ -126,9 +117,9 @@ def test_paths_of_built_in_rules_are_fields() -> None:
         api = catalog.api(KEYS[name])
         for definition in (api.request, api.response):
             found.update(_places(definition.fields, ""))
-    for rule in built_in_fields().rules:
+    for rule in fields.built_in_fields().rules:
         for path in rule.path:
-            one = path_pattern((path,))
+            one = fields.path_pattern((path,))
             apis = rule.apis or set(paths)
             assert any(one.fullmatch(each) for name in apis for each in paths[name]), rule.name
 

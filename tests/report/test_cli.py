@@ -2,9 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +10,7 @@ from typer.testing import CliRunner
 from kdissect.cli import app
 from kdissect.report import name_of
 from tests.builders.tables import exchange, tables
-
-Run = Callable[..., Any]
+from tests.processes import Run
 
 
 @pytest.fixture

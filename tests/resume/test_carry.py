@@ -24,9 +24,13 @@ def run(tmp_path: Path, window_bytes: Callable[[int], None]) -> Run:
     return Run(tmp_path / "talk.pcap")
 
 
-def test_each_exchange_with_its_answer(run: Run) -> None:
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def test_each_exchange_with_its_answer(talk: Talk, run: Run) -> None:
     """In the very window of the answer's last byte, once."""
-    talk = Talk()
     for number in range(5):
         talk.exchange(number)
     found = run.packets(talk.packets)
@@ -35,9 +39,8 @@ def test_each_exchange_with_its_answer(run: Run) -> None:
     assert found[-1] == []
 
 
-def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> None:
+def test_a_request_is_queued_until_the_response_before_has_ended(talk: Talk, run: Run) -> None:
     """Each in a window of its own, as in one run over all: the connection's state has that end."""
-    talk = Talk()
     talk.exchange(0)
     talk.ask(request(1))  # at 1400 us
     talk.ask(request(2))
@@ -58,7 +61,7 @@ def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> No
     assert run.queued_us[0] == run.queued_us[1] == run.queued_us[6] == 0
     assert run.queued_us[2] == 3000 - sent[2]
     assert run.queued_us[5] == -1
-    whole = kdissect.read(run.path).exchanges.to_arrow().to_pylist()
+    whole = kdissect.read(run.path).exchanges.to_pylist()
     both = {row["correlation_id"]: row for row in whole if row["latency_ms"] is not None}
     assert both.keys() == {0, 1, 2, 5, 6}
     for number, row in both.items():
@@ -71,9 +74,8 @@ def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> No
     assert {row["correlation_id"]: row["queued_ms"] for row in whole}[7] is None
 
 
-def test_a_response_without_its_request_keeps_the_next_one_waiting(run: Run) -> None:
+def test_a_response_without_its_request_keeps_the_next_one_waiting(talk: Talk, run: Run) -> None:
     """A request queues until the response to one that the capture lacks (pipelining)."""
-    talk = Talk()
     for number in range(3):
         talk.exchange(number)
     talk.ask(request(3), keep=False)
@@ -82,14 +84,13 @@ def test_a_response_without_its_request_keeps_the_next_one_waiting(run: Run) -> 
     talk.time += 2000
     talk.answer(response(4))
     run.packets(talk.packets)
-    rows = kdissect.read(run.path).exchanges.to_arrow().to_pylist()
+    rows = kdissect.read(run.path).exchanges.to_pylist()
     assert {row["correlation_id"]: row["queued_ms"] for row in rows}[4] == 0.1
     assert run.queued_us[4] == 100
 
 
-def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
+def test_ids_that_begin_again_after_a_lost_answer(talk: Talk, run: Run) -> None:
     """The first answer with id 1 was lost; the second one is the second request's."""
-    talk = Talk()
     for number in (3, 1, 2, 4):
         talk.exchange(number, keep=number != 1)
         talk.time += 20_000
@@ -103,9 +104,8 @@ def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
     assert run.sizes[1] == {(25, 34), (20, -1)}
 
 
-def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> None:
+def test_an_answered_request_that_is_carried_takes_no_other_answer(talk: Talk, run: Run) -> None:
     """Behind one that waits in order: its answer came before the window, its id comes again."""
-    talk = Talk()
     for number in (1, 2, 3):
         talk.ask(request(number))
     talk.answer(response(2))
@@ -118,9 +118,8 @@ def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> 
     assert run.sizes[2] == {(20, 16), (25, 34)}
 
 
-def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
+def test_tokens_are_found_after_a_gap_in_any_window(talk: Talk, run: Run) -> None:
     """The handshake is finished and gone when the first token, which is lost, is passed."""
-    talk = Talk()
     talk.ask(request(0, 17, 0, body=b"\0\x0dSCRAM-SHA-256"))
     talk.answer(framed(struct.pack(">ihih", 0, 0, 1, 13) + b"SCRAM-SHA-256"))
     talk.ask(framed(b"n,,n=user,r=nonce"), keep=False)
@@ -133,9 +132,8 @@ def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
     assert run.sizes[-1] == {(22, 11)}
 
 
-def test_tokens_without_requests_are_found_in_any_window(run: Run) -> None:
+def test_tokens_without_requests_are_found_in_any_window(talk: Talk, run: Run) -> None:
     """The lists before them, which have no request either, were complete in an earlier window."""
-    talk = Talk()
     talk.answer(response(0, struct.pack(">hi9h", 0, 3, 0, 0, 9, 1, 0, 12, 3, 0, 12)))
     talk.answer(framed(struct.pack(">ihih", 1, 0, 1, 13) + b"SCRAM-SHA-256"))
     for token in (b"r=nonce,s=salt,i=4096", b"v=signature"):
@@ -146,9 +144,8 @@ def test_tokens_without_requests_are_found_in_any_window(run: Run) -> None:
     assert found == [0, 1, -1, -1, 2, 3, 4]
 
 
-def test_many_in_flight_and_acks_0(run: Run) -> None:
+def test_many_in_flight_and_acks_0(talk: Talk, run: Run) -> None:
     """Pipelined requests wait for their answers; one that wants none waits for those before it."""
-    talk = Talk()
     talk.exchange(1)
     for number in range(2, 6):
         talk.ask(request(number))
@@ -159,18 +156,16 @@ def test_many_in_flight_and_acks_0(run: Run) -> None:
     assert found == [*((number, "paired") for number in range(1, 6)), (6, "no_response_expected")]
 
 
-def test_a_frame_of_many_windows(run: Run) -> None:
+def test_a_frame_of_many_windows(talk: Talk, run: Run) -> None:
     """A large frame in small segments is complete with its last one."""
-    talk = Talk()
     talk.exchange(1)
-    talk.ask(produce(2, 1, room=1 << 18))
+    talk.send(0, produce(2, 1, room=1 << 18), 4000)
     talk.answer(response(2))
     assert flat(run.packets(talk.packets)) == [(1, "paired"), (2, "paired")]
 
 
-def test_a_gap_is_waited_for(run: Run) -> None:
+def test_a_gap_is_waited_for(talk: Talk, run: Run) -> None:
     """A segment that was lost on its way and comes again gives all exchanges."""
-    talk = Talk()
     for number in (1, 2):
         talk.exchange(number)
     talk.ask(request(3))
@@ -185,9 +180,8 @@ def test_a_gap_is_waited_for(run: Run) -> None:
     assert found == [(number, "paired") for number in (1, 2, 3, 4)]
 
 
-def test_a_gap_that_was_acknowledged_is_given_up(run: Run) -> None:
+def test_a_gap_that_was_acknowledged_is_given_up(talk: Talk, run: Run) -> None:
     """After an acknowledged gap the following frames are shown without waiting."""
-    talk = Talk()
     for number in (1, 2):
         talk.exchange(number)
     talk.exchange(3, keep=False)
@@ -239,9 +233,8 @@ def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
     assert len(rows_found) == 6
 
 
-def test_requests_alone(run: Run) -> None:
+def test_requests_alone(talk: Talk, run: Run) -> None:
     """Requests of one captured direction are shown after a limit."""
-    talk = Talk()
     for number in range(200):
         talk.ask(request(number))
     found = run.packets(talk.packets)
@@ -283,11 +276,10 @@ def test_bytes_of_all_connections_have_a_limit(tmp_path: Path) -> None:
     assert run.resumed.counts.given_up > 10
 
 
-def test_other_traffic_is_left_alone(run: Run) -> None:
+def test_other_traffic_is_left_alone(talk: Talk, run: Run) -> None:
     """A connection that speaks something else is carried a little, then not at all."""
-    talk = Talk()
     noise = np.random.default_rng(5).integers(0, 256, 400_000, np.uint8).tobytes()
-    talk.ask(b"\xff" + noise)
+    talk.send(0, b"\xff" + noise, 20_000)
     found = run.packets(talk.packets)
     assert flat(found) == []
     assert run.resumed.counts.kafka == 0

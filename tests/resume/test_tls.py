@@ -249,7 +249,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     assert sum("secrets that are gone" in detail for detail in details) == 1
     again = kdissect.dissect(None, rest[1], out, append=True)
     assert again.manifest["append"] == {"read_again": None}
-    (row,) = again.connections.to_arrow().to_pylist()
+    (row,) = again.connections.to_pylist()
     data = [
         sum(len(packet.payload) for packet in book.packets if packet.source[1] == port)
         for port in book.ports

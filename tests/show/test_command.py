@@ -28,10 +28,10 @@ from kdissect.show.loop import Style
 from kdissect.show.style import Clock
 from kdissect.tables.schemas import EXCHANGES
 from kdissect.text import display_width
+from tests.builders.showing import shown
 from tests.cases import cases
 from tests.conftest import ROOT
 from tests.processes import KDISSECT, Run, run
-from tests.show.conftest import shown
 
 PIPED = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 COMMAND = (*KDISSECT, "show")

@@ -5,27 +5,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import kdissect
 from kdissect.show.loop import Style, json_lines
 from tests.builders.captures import read_packets, write_packets
+from tests.builders.showing import shown
 from tests.cases import cases
-from tests.show.conftest import SHIPPED, key_log, shared, shown
+from tests.conftest import CAPTURES
+from tests.material import CAPTURES as SHARED
+from tests.material import key_log, needed
 
-MORE = shared(
-    "odd/odd_conversations.pcap", "sasl/sasl_handshake_v0.pcap", "shapes/any_sll2.pcap",
-    "shapes/cut.pcap", "shapes/drop1pct.pcap", "shapes/duplicated.pcap", "shapes/midstream.pcap",
+QUICK = (
+    "java_0_10_2_2.pcap", "librdkafka.pcap", "tls13.pcap.gz", "shapes/drop1pct.pcap",
+    "shapes/duplicated.pcap", "shapes/midstream.pcap",
+)  # fmt: skip
+HEAVY = (
+    "java_2_0_1.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz", "odd/odd_conversations.pcap",
+    "sasl/sasl_handshake_v0.pcap", "shapes/any_sll2.pcap", "shapes/cut.pcap",
     "shapes/reordered.pcap", "shapes/seqwrap.pcap", "shapes/snap128.pcap", "shapes/vlan_vxlan.pcap",
     "tls/tls13.pcap", "zookeeper/zk_1_1_1.pcap",
-    quickly=("drop1pct.pcap", "duplicated.pcap", "midstream.pcap"),
 )  # fmt: skip
-# plain clients, as that of librdkafka.pcap
-REPEATED = ("java_2_0_1.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz")
-CASES = [
-    pytest.param(path, marks=[pytest.mark.heavy] if path.name in REPEATED else [])
-    for path in SHIPPED
-]
 
 
 def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
@@ -34,13 +33,14 @@ def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str
 
 
 @cases("size", [6_000], heavy=[20_000, 300_000])
-@pytest.mark.parametrize("path", [*CASES, *MORE], ids=str)
-def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
+@cases("name", QUICK, heavy=HEAVY)
+def test_rows_are_those_of_read(name: str, size: int, window_bytes: Callable[[int], None]) -> None:
     """The same columns of the same exchanges: ids, positions, packets, times, topics, errors.
 
     Also with gaps, other orders, other link layers, encryption and bare tokens.
     """
     window_bytes(size)
+    path = needed(SHARED / name) if "/" in name else CAPTURES / name
     keylog = key_log(path)
     found = shown(path, Style(as_json=True), keylog=keylog)
     assert sorted(found) == expected(path, keylog)
@@ -68,10 +68,10 @@ def test_rows_come_in_the_order_of_their_end(captures: Path) -> None:
     assert finished == sorted(finished)
 
 
-def test_json_has_the_types_of_the_contract(captures: Path) -> None:
+def test_json_has_the_types_of_the_contract(librdkafka: kdissect.Tables) -> None:
     """Columns in their order, times in RFC 3339, large ids as strings, numbers as numbers."""
-    row = json.loads(shown(captures / "librdkafka.pcap", Style(as_json=True))[17])
-    table = kdissect.read(captures / "librdkafka.pcap").exchanges.to_arrow()
+    row = json.loads(shown(CAPTURES / "librdkafka.pcap", Style(as_json=True))[17])
+    table = librdkafka.exchanges.to_arrow()
     assert list(row) == table.column_names
     assert int(row["exchange_id"]) in table["exchange_id"].to_pylist()
     assert isinstance(row["exchange_id"], str)

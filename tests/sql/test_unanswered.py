@@ -1,6 +1,7 @@
 """Requests without a response, checked against captures before packets were removed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,41 +83,29 @@ def made_set(gaps: list[int], files: dict[int, tuple[int, int]], **closed: objec
 
 
 @pytest.mark.parametrize(
-    ("closed_by", "close_reason", "may_be_lost"),
-    [("broker", "fin", False), ("client", "fin", True), ("broker", "rst", True)],
-)
-def test_a_fin_of_the_broker_ends_its_answers(
-    closed_by: str, close_reason: str, may_be_lost: bool
-) -> None:
-    """Packets are missing elsewhere in the file; before a FIN of the broker none is."""
-    closed = {"closed_by": closed_by, "close_reason": close_reason, "response_ended": True}
-    assert judged(made_set([7], {7: (0, 9)}, **closed))[1] == may_be_lost
-
-
-@pytest.mark.parametrize(
-    ("has_ended", "last_second", "may_be_lost"),
-    [(True, 9, False), (False, 9, True), (False, 20, False)],
-)
-def test_a_broker_may_answer_after_a_fin_of_the_client(
-    has_ended: bool, last_second: int, may_be_lost: bool
-) -> None:
-    """The FIN ends the client's direction. The capture goes on for some time, without loss."""
-    closed = {"closed_by": "client", "close_reason": "fin", "response_ended": has_ended}
-    assert judged(made_set([], {7: (0, last_second)}, **closed))[1] == may_be_lost
-
-
-@pytest.mark.parametrize(
-    ("files", "may_be_lost"),
+    ("gaps", "files", "closed", "may_be_lost"),
     [
-        pytest.param({7: (0, 9), 8: (10, 20)}, False, id="a recording of a later time"),
-        pytest.param({7: (0, 9), 8: (2, 20)}, False, id="another host's at the same time"),
-        pytest.param({7: (0, 2), 8: (3, 20)}, True, id="the next part of a rotated file"),
+        # packets are missing elsewhere in the file; before a FIN of the broker none is
+        ([7], {7: (0, 9)}, ("broker", "fin", True), False),
+        ([7], {7: (0, 9)}, ("client", "fin", True), True),
+        ([7], {7: (0, 9)}, ("broker", "rst", True), True),
+        # a broker may answer after the client's FIN; the capture goes on without loss
+        ([], {7: (0, 9)}, ("client", "fin", True), False),
+        ([], {7: (0, 9)}, ("client", "fin", False), True),
+        ([], {7: (0, 20)}, ("client", "fin", False), False),
+        # a file of a later time, of another host, and the next part of a rotated one lack packets
+        ([8], {7: (0, 9), 8: (10, 20)}, ("client", "fin", True), False),
+        ([8], {7: (0, 9), 8: (2, 20)}, ("client", "fin", True), False),
+        ([8], {7: (0, 2), 8: (3, 20)}, ("client", "fin", True), True),
     ],
 )
-def test_loss_in_another_file(files: dict[int, tuple[int, int]], may_be_lost: bool) -> None:
-    """File 8 lacks packets. The request without a response is in file 7."""
-    closed = {"closed_by": "client", "close_reason": "fin", "response_ended": True}
-    assert judged(made_set([8], files, **closed))[1] == may_be_lost
+def test_where_an_answer_may_be_lost(
+    gaps: list[int], files: dict[int, Any], closed: tuple[str, str, bool], may_be_lost: bool
+) -> None:
+    """The request without a response is in file 7. closed: by whom, how, and whether the broker's
+    direction has ended."""
+    how = dict(zip(("closed_by", "close_reason", "response_ended"), closed, strict=True))
+    assert judged(made_set(gaps, files, **how))[1] == may_be_lost
 
 
 def test_loss_in_one_of_two_recordings(captures: Path, tmp_path: Path) -> None:

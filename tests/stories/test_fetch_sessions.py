@@ -82,5 +82,5 @@ def test_fetches_ask_for_the_partitions_of_the_log(name: str, say: Callable[[str
 def test_a_session_whose_start_is_missing_is_unknown() -> None:
     """The second half of a capture: no partition of an earlier session is said to be known."""
     path = Capture("cluster/cluster").path.parent.parent / "shapes" / "midstream.pcap"
-    rows = kdissect.read(str(path)).fetch_sessions.to_arrow().to_pylist()
+    rows = kdissect.read(str(path)).fetch_sessions.to_pylist()
     assert all(row["state"] == "unknown" or row["first_epoch"] == 0 for row in rows)

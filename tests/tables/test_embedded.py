@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from kdissect.codec import message_codec
-from kdissect.codec.message import Message, encode_message
 from kdissect.codec.message_columns import body_type
 from kdissect.codec.redaction import TEXT, redact_column
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST
 from kdissect.status import Status
 from kdissect.tables.embedded import INNER_MESSAGE, METRICS, SASL_TOKEN_TYPE, add_decoded
+from tests.builders.messages import request_frame, response_frame
 
 JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY = 11, 14, 15, 36, 58, 72
 APIS = (JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY)
@@ -152,17 +152,10 @@ def test_tokens_show_users_and_hide_proofs() -> None:
     assert (answered[1]["iterations"], answered[1]["salt"]) == (4096, TEXT)
 
 
-def inner(api_key: int, api_version: int, side: str, body: dict[str, Any]) -> bytes:
-    header: dict[str, Any] = {"correlation_id": 5}
-    if side == "request":
-        header["client_id"] = "admin"
-    return encode_message(Message(api_key, api_version, side, header, body))
-
-
 def test_an_envelopes_inner_messages() -> None:
     """The response is read with the API and version of the inner request; secrets hide."""
-    asked = inner(39, 2, "request", {"hmac": INNER_TOKEN, "renew_period_ms": 1})
-    answered = inner(39, 2, "response", {"error_code": 0, "throttle_time_ms": 4})
+    asked = request_frame(39, 2, 5, hmac=INNER_TOKEN, renew_period_ms=1)
+    answered = response_frame(39, 2, 5, error_code=0, throttle_time_ms=4)
     principal = b"\0\0" + message_codec.encode(
         catalog.definition("DefaultPrincipalData"), 0, {"type": "User", "name": "alice"}
     )
@@ -174,7 +167,7 @@ def test_an_envelopes_inner_messages() -> None:
     request, response, faults = added(ENVELOPE, *rows, reveal=False)
     found = request.to_pylist()[0]["request_data_decoded"]
     names = ("api_key", "api_name", "api_version", "correlation_id", "client_id")
-    assert [found[name] for name in names] == [39, "RenewDelegationToken", 2, 5, "admin"]
+    assert [found[name] for name in names] == [39, "RenewDelegationToken", 2, 5, "made"]
     assert json.loads(found["body"]) == {"hmac": TEXT, "renew_period_ms": 1}
     assert request.to_pylist()[0]["request_principal_decoded"]["name"] == "alice"
     body = json.loads(response.to_pylist()[0]["response_data_decoded"]["body"])
@@ -187,8 +180,8 @@ def test_an_envelopes_inner_messages() -> None:
 
 def test_an_envelope_in_an_envelope_keeps_its_secrets() -> None:
     """Secrets are redacted at each depth."""
-    token = inner(39, 2, "request", {"hmac": INNER_TOKEN, "renew_period_ms": 1})
-    outer = inner(ENVELOPE, 0, "request", {"request_data": token, "client_host_address": b"abcd"})
+    token = request_frame(39, 2, 5, hmac=INNER_TOKEN, renew_period_ms=1)
+    outer = request_frame(ENVELOPE, 0, request_data=token, client_host_address=b"abcd")
     request, *_ = added(ENVELOPE, ({"request_data": outer}, None), reveal=False)
     body = request.to_pylist()[0]["request_data_decoded"]["body"]
     assert base64.b64encode(token).decode() not in body
@@ -198,7 +191,7 @@ def test_an_envelope_in_an_envelope_keeps_its_secrets() -> None:
 def test_record_data_within_is_left_out() -> None:
     """Records appear only in `records`, under the control of --payload."""
     topic = {"name": "t", "partition_data": [{"index": 0, "records": b"private"}]}
-    data = inner(0, 9, "request", {"acks": 1, "topic_data": [topic]})
+    data = request_frame(0, 9, acks=1, topic_data=[topic])
     request, *_ = added(ENVELOPE, ({"request_data": data}, None))
     body = json.loads(request.to_pylist()[0]["request_data_decoded"]["body"])
     assert body["topic_data"][0]["partition_data"][0]["records"] is None

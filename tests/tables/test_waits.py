@@ -32,7 +32,7 @@ def _wait(
         {"responses": [{"topic": "t", "partitions": [got]}]},
     )  # fmt: skip
     write_capture(path, [messages], pauses_ms={(0, 1): took_ms - 1}, **how)
-    (row,) = kdissect.read(path).exchanges.to_arrow().to_pylist()
+    (row,) = kdissect.read(path).exchanges.to_pylist()
     assert row["latency_ms"] == (None if how else took_ms)
     return row["wait"]
 
@@ -83,12 +83,11 @@ def test_a_join_waits_for_its_group(tmp_path: Path) -> None:
     assert [row["wait"] for row in rows] == ["group", "answer"]
 
 
-def test_a_capture_has_the_three_kinds(captures: Path) -> None:
+def test_a_capture_has_the_three_kinds(librdkafka: kdissect.Tables) -> None:
     """All that were answered have a kind."""
-    tables = kdissect.read(captures / "librdkafka.pcap")
-    rows = tables.sql("select wait, count(*) n from exchanges group by all").to_pylist()
+    rows = librdkafka.sql("select wait, count(*) n from exchanges group by all").to_pylist()
     assert {row["wait"] for row in rows} >= {"answer", "long_poll", "group", None}
-    unanswered = tables.sql(
+    unanswered = librdkafka.sql(
         "select count(*) n from exchanges where (wait is null) <> (latency_ms is null)"
     ).to_pylist()
     assert unanswered == [{"n": 0}]

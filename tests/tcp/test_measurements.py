@@ -347,7 +347,7 @@ def conversations_of(path: Path) -> dict[tuple[Any, ...], list[Segment]]:
 def test_real_captures(path: Path) -> None:
     """Every connection whose endpoints have only one has the oracle's facts."""
     by_ends = conversations_of(needed(path))
-    rows = kdissect.read(path).connections.to_arrow().to_pylist()
+    rows = kdissect.read(path).connections.to_pylist()
     times = {"idle_start_time": None, "request_last_time": None, "response_last_time": None}
     compared = 0
     for (a, a_port, b, b_port, _), segments in by_ends.items():

@@ -232,7 +232,7 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
 
 def rows(tables: kdissect.Tables) -> dict[str, list[Any]]:
     return {
-        name: sorted(str(row) for row in tables[name].to_arrow().to_pylist())
+        name: sorted(str(row) for row in tables[name].to_pylist())
         for name in ("connections", "exchanges", "anomalies")
     }
 
@@ -252,7 +252,7 @@ def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> N
     """Cut after every third packet, a set has the rows of one run, and its accounts are even."""
     some = proxied(header)
     whole = kdissect.read(write_packets(tmp_path / "whole.pcap", some))
-    (connection,) = whole.connections.to_arrow().to_pylist()
+    (connection,) = whole.connections.to_pylist()
     assert connection["proxied_from"] == ("192.0.2.7 41000" if header == LINE else None)
     assert connection["proxy_byte_count"] == len(header)
     assert not check(whole)["faults"]
@@ -266,7 +266,7 @@ def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> N
         tables = kdissect.dissect(None, second, folder / "out", append=True)
         assert tables.manifest["append"] == {"read_again": None}
         assert rows(tables) == expected
-        (connection,) = tables.connections.to_arrow().to_pylist()
+        (connection,) = tables.connections.to_pylist()
         assert connection["proxy_byte_count"] == len(header)
 
 

@@ -47,6 +47,11 @@ BROKER_CERTIFICATE = Certificate(
 )
 
 
+@pytest.fixture
+def parties(tmp_path: Path) -> Parties:
+    return Parties(tmp_path, "TLSv1_3")
+
+
 def _answer(number: int) -> bytes:
     """A Metadata response of version 1 with one topic."""
     name = bytes([97 + number % 26]) * (number * 7 % 900)
@@ -89,9 +94,8 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
 
 
 @pytest.mark.parametrize("size", [211, 999, 65_000])
-def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
+def test_tls_13_decrypts(parties: Parties, size: int) -> None:
     """Records cut anywhere, and several in a segment."""
-    parties = Parties(tmp_path, "TLSv1_3")
     assembly = secret_talk(parties).playbook(size=size).run(parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
@@ -137,9 +141,8 @@ def test_without_keys_the_connection_has_the_facts_of_its_handshake(tmp_path: Pa
     assert (certificate.subject, certificate.issuer) == ("CN=alice", "CN=alice")
 
 
-def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
+def test_a_key_log_of_other_connections_says_so(parties: Parties) -> None:
     """An anomaly separates missing secrets from wrong ones."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = secret_talk(parties)
     log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
     (anomaly,) = talk.playbook().run(log).anomalies
@@ -149,9 +152,8 @@ def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     assert (anomaly["kind"], anomaly["reason"]) == (Anomaly.NOT_DECRYPTED, 3)
 
 
-def test_a_key_log_of_one_side_says_so(tmp_path: Path) -> None:
+def test_a_key_log_of_one_side_says_so(parties: Parties) -> None:
     """That side is read, and the anomaly tells why there is nothing of the other."""
-    parties = Parties(tmp_path, "TLSv1_3")
     playbook = secret_talk(parties).playbook()
     assembly = playbook.run(re.sub(rb"(?m)^SERVER_.*$", b"", parties.key_log()))
     assert len(assembly.exchanges)
@@ -160,17 +162,15 @@ def test_a_key_log_of_one_side_says_so(tmp_path: Path) -> None:
     assert found["reason"].tolist() == [4]
 
 
-def test_lines_of_half_bytes_are_passed_over(tmp_path: Path) -> None:
+def test_lines_of_half_bytes_are_passed_over(parties: Parties) -> None:
     """A session id with an odd number of digits makes no line of a key log."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = secret_talk(parties)
     odd = b"RSA Session-ID:abc Master-Key:" + b"0" * 96 + b"\n"
     _check_all(talk.playbook().run(odd + parties.key_log()))
 
 
-def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
+def test_traffic_secrets_alone_are_enough(parties: Parties) -> None:
     """Java agents write only these: which records are the handshake's is found out."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = secret_talk(parties)
     lines = parties.key_log().splitlines(keepends=True)
     log = b"".join(line for line in lines if b"HANDSHAKE" not in line)
@@ -178,9 +178,8 @@ def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
     _check_all(talk.playbook().run(log))
 
 
-def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
+def test_the_client_is_who_said_hello(parties: Parties) -> None:
     """Without the SYN and against the ports."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = secret_talk(parties)
     for log in ((), (parties.key_log(),)):
         book = talk.playbook(Playbook(ports=(443, 9092)))
@@ -192,9 +191,8 @@ def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_key_updates_are_followed(tmp_path: Path, is_lost: bool) -> None:
+def test_key_updates_are_followed(parties: Parties, is_lost: bool) -> None:
     """Also when the record of the update itself is lost."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = TlsTalk(parties)
     book = talk.playbook()
     sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
@@ -248,9 +246,8 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
     check_accounts(assembly)
 
 
-def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
+def test_a_segment_in_the_middle_of_large_records(parties: Parties) -> None:
     """Frames over several records of 16 kB: those that the lost bytes do not touch are there."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = TlsTalk(parties)
     book = talk.playbook()
     for number in range(20):
@@ -266,9 +263,8 @@ def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
     assert (sides["size"] == len(request(0, body=bytes(50_000))) - 4).all()
 
 
-def test_positions_are_those_of_the_ciphertext(tmp_path: Path) -> None:
+def test_positions_are_those_of_the_ciphertext(parties: Parties) -> None:
     """The positions of frames are those of their TLS records."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = TlsTalk(parties)
     expected = []
     for number in range(3):
@@ -336,9 +332,8 @@ def test_random_handshakes_are_survived() -> None:
         assert not len(assembly.exchanges)
 
 
-def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
+def test_many_gaps_cost_linear_time(parties: Parties) -> None:
     """Every other record lost and the rest damaged: the search for numbers has a budget."""
-    parties = Parties(tmp_path, "TLSv1_3")
     talk = TlsTalk(parties)
     book = talk.playbook()
     sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
@@ -355,7 +350,7 @@ def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
 
 
 def test_bytes_that_were_not_captured_buy_no_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gap may be as large as a sender claims; the search costs as the captured bytes."""
     trials = 0
@@ -367,7 +362,6 @@ def test_bytes_that_were_not_captured_buy_no_search(
         return opened(self, *of)
 
     monkeypatch.setattr(Tls13, "open", counted)
-    parties = Parties(tmp_path, "TLSv1_3")
     book = TlsTalk(parties).playbook()
     sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
     book = book >> sealer.seal(request(0)) >> Gap(1 << 22) >> sealer.seal(bytes(9))[:-1] + b"!"

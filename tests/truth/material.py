@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.material import ABSENT, CAPTURES, ROOT
+from tests.material import ABSENT, CAPTURES, ROOT, key_log
 
 ROW_TABLES_KEPT = 64  # a capture has about forty
 SHIPPED = ROOT / "captures"
@@ -131,11 +131,6 @@ def each(
     return pytest.mark.parametrize(name, cases, ids=str, scope="module")
 
 
-def key_log(path: Path) -> Path:
-    """The key log beside a capture, if there is one."""
-    return path.with_name(path.name.partition(".")[0] + ".keylog")
-
-
 @functools.cache
 def read(*paths: Path) -> Any:
     """The tables of captures, read in process once per test session, nothing redacted.
@@ -143,7 +138,7 @@ def read(*paths: Path) -> Any:
     TLS is decrypted where a key log lies beside the capture.
     """
     names = [str(path) for path in paths]
-    key_logs = [log for path in paths if (log := key_log(path)).is_file()]
+    key_logs = [log for path in paths for log in key_log(path)]
     return kdissect.read(
         names[0] if len(names) == 1 else names, reveal_secrets=True, keylog=key_logs
     )
@@ -152,4 +147,4 @@ def read(*paths: Path) -> Any:
 @functools.lru_cache(maxsize=ROW_TABLES_KEPT)
 def rows(tables: Any, table: str) -> list[dict[str, Any]]:
     """A table (`exchanges`, `apis/Fetch`) as Python rows; empty where it is not."""
-    return tables[table].to_arrow().to_pylist() if table in tables.names else []
+    return tables[table].to_pylist() if table in tables.names else []

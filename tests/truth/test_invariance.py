@@ -9,8 +9,8 @@ import pytest
 
 import kdissect
 from tests.cases import cases
-from tests.material import CAPTURES, needs_material
-from tests.truth.material import ALL, SHAPES_BASE, Capture, key_log, read, shapes
+from tests.material import CAPTURES, key_log, needs_material
+from tests.truth.material import ALL, SHAPES_BASE, Capture, read, shapes
 from tests.truth.rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
 
 pytestmark = needs_material
@@ -57,12 +57,8 @@ LARGE = ("cluster/cluster", "perf/perf_tshark")
 def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
     """Connections, frames and even packets lie across splits of 10 kB."""
     path = Capture(name).path
-    log = key_log(path)
     split = kdissect.read(
-        str(path),
-        reveal_secrets=True,
-        split_bytes=split_bytes,
-        keylog=[log] if log.is_file() else [],
+        str(path), reveal_secrets=True, split_bytes=split_bytes, keylog=key_log(path)
     )
     _same(set_differences(read(path), split))
 
@@ -81,10 +77,10 @@ def test_rotated_files_are_one_capture(reverse: bool) -> None:
 def _rotation_differences(rotated: Any) -> list[str]:
     whole = SHAPES_BASE.tables
     first_packets = {}
-    for row in rotated.captures.to_arrow().to_pylist():
+    for row in rotated.captures.to_pylist():
         what = shapes()[Path(row["path"]).name]["what"]  # "... packets 254-506"
         first_packets[row["capture_id"]] = int(re.search(r"packets (\d+)-", what)[1])
-    (only,) = whole.captures.to_arrow().to_pylist()
+    (only,) = whole.captures.to_pylist()
     first_packets[only["capture_id"]] = 1
 
     def prepare(table: str, rows: list[Row]) -> list[Row]:
@@ -113,7 +109,7 @@ def test_wrapping_changes_nothing(shape: str) -> None:
 def test_nanoseconds_are_kept(shape: str) -> None:
     """Rows agree to the microsecond, and `*_time_ns` has the further digits."""
     _same(_kafka_differences(SHAPES / shape, drop=DURATIONS, in_us=True))
-    for row in read(SHAPES / shape).exchanges.to_arrow().to_pylist():
+    for row in read(SHAPES / shape).exchanges.to_pylist():
         if row["latency_ms"] is not None:
             assert row["duration_ms"] - row["latency_ms"] >= 0
             between = row["response_time_ns"] - row["request_time_ns"]
@@ -140,7 +136,7 @@ def test_damaged_copies_show_nothing_that_was_not_sent(shape: str) -> None:
     def messages(tables: Any) -> set[tuple[Any, ...]]:
         return {
             (row["client_port"], side, row["correlation_id"], row[f"{side}_size"])
-            for row in tables.exchanges.to_arrow().to_pylist()
+            for row in tables.exchanges.to_pylist()
             for side in ("request", "response")
             if row[f"{side}_decode_status"] not in ("absent", "partial")
         }
@@ -168,7 +164,7 @@ def _kafka_differences(path: Path, drop: set[str], in_us: bool = False) -> list[
 @functools.cache
 def _places(tables: Any) -> dict[int, tuple[int, ...]]:
     """Exchange id -> its place in the conversation."""
-    exchanges = tables.exchanges.to_arrow().to_pylist()
+    exchanges = tables.exchanges.to_pylist()
     places = {
         row["exchange_id"]: tuple(
             row[name] for name in ("client_port", "broker_port", "request_pos", "response_pos")
@@ -216,7 +212,7 @@ def test_captures_read_together_do_not_mix() -> None:
 def test_packets_captured_twice_count_once() -> None:
     """The same traffic on two interfaces, in two files: one set of exchanges, half duplicates."""
     both = read(SHAPES_BASE.path, SHAPES / "sll2.pcap")
-    taken = [row["duplicate_packet_count"] for row in both.captures.to_arrow().to_pylist()]
+    taken = [row["duplicate_packet_count"] for row in both.captures.to_pylist()]
     assert sum(taken) == SHAPES_BASE.check["packets"]
     drop = {*IDS, *PACKETS}
     for name in ("exchanges", "records", "record_batches", "apis/Fetch"):

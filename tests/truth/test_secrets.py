@@ -16,7 +16,8 @@ import kdissect
 from kdissect.cli import app
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
-from tests.builders.messages import Exchange, exchange, write_capture
+from tests.builders.messages import Exchange, exchange, response_frame, write_capture
+from tests.builders.showing import raw_text
 from tests.planted_secrets import (
     SECRET,
     body,
@@ -25,8 +26,7 @@ from tests.planted_secrets import (
     unclassified,
     write_secrets,
 )
-from tests.replay.made import Answer, FakeBroker, empty_answer, response
-from tests.show.conftest import raw_text
+from tests.replay.made import Answer, FakeBroker, empty_answer
 from tests.truth.hidden import secrets_of, table_bytes
 from tests.truth.material import Capture
 
@@ -255,7 +255,7 @@ def test_differences_tell_no_secret(case: str, tmp_path: Path) -> None:
         key, version, number = (int.from_bytes(frame[a:b], "big") for a, b in _HEAD)
         if (key, version) not in answers:
             return empty_answer(frame)
-        return response(key, version, number, **answers[key, version])
+        return response_frame(key, version, number, **answers[key, version])
 
     path = write_capture(tmp_path / "made.pcap", made, ports=range(50000, 50000 + len(made)))
     (tmp_path / "out").mkdir()

@@ -10,18 +10,14 @@ import pytest
 import kdissect
 from tests.builders.captures import file_bytes, split_capture
 from tests.cases import cases
-from tests.material import CAPTURES, needs_material
-from tests.truth.material import Capture, each, key_log, read
+from tests.material import CAPTURES, key_log, needs_material
+from tests.truth.material import Capture, each, read
 from tests.truth.rows import Row, as_rows, set_differences, without
 
 TLS_12, TLS_13 = Capture("tls/tls12"), Capture("tls/tls13")
 both = pytest.mark.parametrize("capture", [TLS_12, TLS_13], ids=str, scope="module")
 every_capture = each("capture", [TLS_12, TLS_13])
 CAPTURE_IDS = ("capture_id", "request_capture_id", "response_capture_id")
-
-
-def _key_log(capture: Capture) -> Path:
-    return key_log(capture.path)
 
 
 def _rows(tables: Any, name: str) -> list[Row]:
@@ -53,7 +49,7 @@ def test_every_tls_connection_is_decrypted(capture: Capture) -> None:
 
 
 def _lines(capture: Capture) -> list[str]:
-    return _key_log(capture).read_text().splitlines()
+    return Path(*key_log(capture.path)).read_text().splitlines()
 
 
 @needs_material
@@ -133,7 +129,7 @@ def test_lost_packets_lose_what_they_touch(
     kept = {number for number in range(1, len(packets) + 1) if rng.random() >= share}
     path = tmp_path / "thinned.pcap"
     path.write_bytes(head + b"".join(packets[number - 1] for number in sorted(kept)))
-    tables = kdissect.read(str(path), reveal_secrets=True, keylog=_key_log(capture))
+    tables = kdissect.read(str(path), reveal_secrets=True, keylog=key_log(capture.path))
 
     def key(row: Row) -> tuple[Any, ...]:
         names = ("client_port", "broker_port", "correlation_id", "api_key", "api_version")

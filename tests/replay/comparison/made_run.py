@@ -18,7 +18,7 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.translation.id_map import IdMap
-from tests.replay.made import request, response
+from tests.builders.messages import exchange, response_frame
 
 S = 1_000_000_000
 Body = dict[str, Any]
@@ -44,11 +44,11 @@ class Run:
             captured: Body | None = None, node: int = 1) -> int:  # fmt: skip
         """An exchange that takes a millisecond; its number."""
         number = len(self.outcomes)
-        frames = request(api_key, version, **sent), response(api_key, version, **answered)
-        before = frames[1] if captured is None else response(api_key, version, **captured)
-        exchange = Exchange(number, 0, number, api_key, version, "c", frames[0], before, 0, 0, 0, 0)
-        self.connection.exchanges.append(exchange)
-        step = Step(number, 0, exchange, ApiKey(api_key).name, "read", number, True)
+        frames = exchange(number, api_key, version, sent, answered)
+        before = frames[1] if captured is None else response_frame(api_key, version, **captured)
+        one = Exchange(number, 0, number, api_key, version, "c", frames[0], before, 0, 0, 0, 0)
+        self.connection.exchanges.append(one)
+        step = Step(number, 0, one, ApiKey(api_key).name, "read", number, True)
         begin = int(at_s * S)
         self.outcomes.append(
             Outcome(step, *frames, begin, begin + S // 1000, node_id=node, api_version=version)

@@ -78,6 +78,11 @@ class Run(made_run.Run):
         return [f"{each.keys[0]}: {each.captured} -> {each.answered}" for each in found]
 
 
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
 def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
     """The batch of `Run.write`, or with another first value."""
     digest = content_digest(batch(first, count))
@@ -102,9 +107,8 @@ def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> State
     ],
     ids=["as acknowledged", "end missing", "lost", "doubled", "start missing", "others"],
 )
-def test_a_log_has_the_acknowledged_records(state: State, expected: str) -> None:
+def test_a_log_has_the_acknowledged_records(run: Run, state: State, expected: str) -> None:
     """Two batches of 2 and 3 records were acknowledged at 0 and 2."""
-    run = Run()
     run.write(2, 0)
     run.write(3, 2)
     found = run.found(state)
@@ -112,9 +116,8 @@ def test_a_log_has_the_acknowledged_records(state: State, expected: str) -> None
     assert expected in " ".join(found)
 
 
-def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
+def test_a_batch_without_an_answer_may_be_there_or_not(run: Run) -> None:
     """Two records are certain and three possible: 2 and 5 are right, 1 and 6 are not."""
-    run = Run()
     run.write(2, 0)
     run.write(3, None)
     assert run.found(after(0, 2, (0, 2))) == run.found(after(0, 5, (0, 2), (2, 3))) == []
@@ -122,9 +125,8 @@ def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
     assert "2 to 5 records -> 6 records" in run.found(after(0, 6, (0, 2), (2, 3), (5, 1)))[0]
 
 
-def test_a_refused_batch_is_not_counted() -> None:
+def test_a_refused_batch_is_not_counted(run: Run) -> None:
     """MESSAGE_TOO_LARGE appends nothing; NOT_ENOUGH_REPLICAS_AFTER_APPEND may have appended."""
-    run = Run()
     run.write(2, 0)
     run.write(3, -1, code=10)
     assert run.found(after(0, 5, (0, 2), (2, 3)))
@@ -132,9 +134,8 @@ def test_a_refused_batch_is_not_counted() -> None:
     assert run.found(after(0, 5, (0, 2), (2, 3))) == []
 
 
-def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
+def test_a_topic_with_earlier_records_or_retention_is_not_counted(run: Run) -> None:
     """More records are no finding if some were there before, nor fewer under retention.ms."""
-    run = Run()
     run.write(2, 100)
     assert run.found(after(0, 102, (0, 100), (100, 2)), held=("orders",)) == []
     shrinking = after(101, 102, (101, 1))
@@ -143,9 +144,8 @@ def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
     assert run.found(after(0, 102, (101, 1)), held=("orders",))
 
 
-def test_deleted_records_move_the_start() -> None:
+def test_deleted_records_move_the_start(run: Run) -> None:
     """DeleteRecords up to 2: the log starts there, and has the rest."""
-    run = Run()
     run.write(2, 0)
     run.write(3, 2)
     result = {"topics": orders(low_watermark=2, error_code=0)}
@@ -158,9 +158,8 @@ def committed(offset: int) -> State:
     return State({COMMIT: offset})
 
 
-def test_the_last_committed_offset_is_the_groups() -> None:
+def test_the_last_committed_offset_is_the_groups(run: Run) -> None:
     """Commits one after the other: the last counts. Commits at the same time: either."""
-    run = Run()
     run.commit(5)
     run.commit(7)
     assert run.found(committed(7)) == []
@@ -181,9 +180,8 @@ def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
     run.ask(ApiKey.END_TXN, {**owner, "committed": is_committed}, {"error_code": 0})
 
 
-def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
+def test_offsets_of_a_transaction_count_if_it_was_committed(run: Run) -> None:
     """The transaction ends as the answer says, and its offsets with it."""
-    run = Run()
     transactional(run, is_committed=True)
     state = committed(3)
     state.facts[LEDGER] = "CompleteCommit"
@@ -196,10 +194,9 @@ def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
     assert aborted.found(State({LEDGER: "CompleteCommit"}))
 
 
-def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
+def test_the_last_transaction_of_an_id_decides_the_offset(run: Run) -> None:
     """A transaction begins after the markers of the one before, so its offset replaces that one's,
     however soon it follows."""
-    run = Run()
     transactional(run, is_committed=True)
     transactional(run, is_committed=True, offset=2)
     states = [committed(each) for each in (2, 3)]
@@ -209,9 +206,8 @@ def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
     assert "2 -> 3" in run.found(states[1])[0]
 
 
-def test_topics_and_configs_are_as_answered() -> None:
+def test_topics_and_configs_are_as_answered(run: Run) -> None:
     """A created topic has its partitions and configs; a deleted one is not there."""
-    run = Run()
     run.create(3, **{"retention.ms": "5"})
     assert run.found(State({TOPIC: 3, RETENTION: "5"})) == []
     assert "3 partitions -> 1 partition" in run.found(State({TOPIC: 1, RETENTION: "5"}))[0]
@@ -227,9 +223,8 @@ def test_topics_and_configs_are_as_answered() -> None:
 
 
 @pytest.mark.parametrize("version", [5, 6], ids=["by name", "with ids"])
-def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> None:
+def test_a_deletion_without_an_answer_leaves_the_topic_unknown(run: Run, version: int) -> None:
     """The topic with its records and committed offsets may be there or not."""
-    run = Run()
     run.create(1)
     run.write(2, 0)
     run.commit(2)
@@ -261,9 +256,8 @@ def test_a_state_has_to_be_that_of_a_reference() -> None:
     assert (changed.captured, changed.answered) == ("5 records", "5 records, but other ones")
 
 
-def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:
+def test_records_of_a_transaction_are_visible_if_it_was_committed(run: Run) -> None:
     """For a consumer that reads committed records only."""
-    run = Run()
     run.write(2, 0, owner="ledger")
     transactional(run, is_committed=False)
     state = after(0, 3, (0, 2))
@@ -273,8 +267,7 @@ def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:
     assert run.found(state) == []
 
 
-def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
-    run = Run()
+def test_a_transaction_that_the_run_has_ended_is_not_ongoing(run: Run) -> None:
     transactional(run, is_committed=True)
     for state in ("CompleteCommit", "Ongoing"):
         described = {"error_code": 0, "transactional_id": "ledger", "transaction_state": state}

@@ -21,6 +21,11 @@ def plan_of(connections: int, each: int = 10) -> ReplayPlan:
     return maker.plan()
 
 
+@pytest.fixture
+def plan() -> ReplayPlan:
+    return plan_of(8)
+
+
 def a_run(
     plan: ReplayPlan,
     seed: int,
@@ -46,9 +51,8 @@ def of_all(plan: ReplayPlan, *runs: dict[int, int]) -> LatencyTest:
     return found
 
 
-def test_a_delay_of_every_answer_is_found() -> None:
+def test_a_delay_of_every_answer_is_found(plan: ReplayPlan) -> None:
     """500 ms more on each answer: the finding has both medians and the ratio."""
-    plan = plan_of(8)
     found = of_all(plan, a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, more_ms=500))
     assert found.is_slower
     assert found.p_value < 0.01
@@ -57,17 +61,15 @@ def test_a_delay_of_every_answer_is_found() -> None:
     assert found.finding().keys == (ALL,)
 
 
-def test_equal_runs_are_no_finding() -> None:
+def test_equal_runs_are_no_finding(plan: ReplayPlan) -> None:
     """Of thirty replays of an unchanged target no one is slower."""
-    plan = plan_of(8)
     for seed in range(0, 90, 3):
         runs = [a_run(plan, seed + number) for number in range(3)]
         assert not of_all(plan, *runs).is_slower
 
 
-def test_a_difference_that_control_runs_have_too_is_no_finding() -> None:
+def test_a_difference_that_control_runs_have_too_is_no_finding(plan: ReplayPlan) -> None:
     """One control run took twice as long as the other, so twice as long proves nothing."""
-    plan = plan_of(8)
     noisy = a_run(plan, 1), a_run(plan, 2, factor=2), a_run(plan, 3, factor=3.5)
     found = of_all(plan, *noisy)
     assert found.ratio < found.predicted
@@ -77,17 +79,17 @@ def test_a_difference_that_control_runs_have_too_is_no_finding() -> None:
 @pytest.mark.parametrize(
     ("median_ms", "factor", "expected"), [(20, 2, True), (20, 1.35, False), (4, 2, False)]
 )
-def test_small_effects_are_no_finding(median_ms: float, factor: float, expected: bool) -> None:
+def test_small_effects_are_no_finding(
+    plan: ReplayPlan, median_ms: float, factor: float, expected: bool
+) -> None:
     """An API has to take half as long again, and five milliseconds more."""
-    plan = plan_of(8)
     runs = [a_run(plan, seed, median_ms=median_ms) for seed in range(4)]
     slower = a_run(plan, 9, factor, median_ms=median_ms)
     assert of_all(plan, *runs, slower).is_slower is expected
 
 
-def test_two_control_runs_predict_little() -> None:
+def test_two_control_runs_predict_little(plan: ReplayPlan) -> None:
     """Twice as long is found with four control runs; two leave it undecided, and a note says so."""
-    plan = plan_of(8)
     slower = a_run(plan, 9, factor=2)
     two = a_run(plan, 1), a_run(plan, 2, factor=1.1)
     undecided = of_all(plan, *two, slower)
@@ -99,9 +101,8 @@ def test_two_control_runs_predict_little() -> None:
     assert of_all(plan, *four, slower).is_slower
 
 
-def test_faster_answers_are_no_finding() -> None:
+def test_faster_answers_are_no_finding(plan: ReplayPlan) -> None:
     """A quarter of the latency is a change, but not a worse one."""
-    plan = plan_of(8)
     runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=0.25)
     assert not of_all(plan, *runs).is_slower
 
@@ -116,18 +117,16 @@ def test_one_connection_decides_nothing() -> None:
     assert "too few connections" in note
 
 
-def test_the_capture_as_reference_proves_little() -> None:
+def test_the_capture_as_reference_proves_little(plan: ReplayPlan) -> None:
     """Captured latencies are 1 ms here; the finding comes with a note about its worth."""
-    plan = plan_of(8)
     found = of_all(plan, captured_latencies(plan), a_run(plan, 3, more_ms=500))
     assert found.is_slower
     notes = notes_of([found], control_count=0)
     assert "another machine on another day" in notes[0]
 
 
-def test_requests_that_a_run_lacks_are_left_out() -> None:
+def test_requests_that_a_run_lacks_are_left_out(plan: ReplayPlan) -> None:
     """Only exchanges that all runs answered are pairs; without any there is no test."""
-    plan = plan_of(8)
     first, second = a_run(plan, 1), a_run(plan, 2)
     part = {number: first[number] for number in list(first)[:40]}
     assert of_all(plan, part, second).exchanges == 40

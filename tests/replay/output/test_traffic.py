@@ -7,12 +7,12 @@ from kdissect.replay.model import Attempt
 from kdissect.replay.output.files import write_capture
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.connection import LinkRecord
-from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
+from tests.builders.messages import exchange
+from tests.replay.made import HEARTBEAT, MS, PlanMaker
 
 
-def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> None:
+def test_the_runs_messages_are_dissected_from_its_capture(maker: PlanMaker, tmp_path: Path) -> None:
     """IPv4 and IPv6, one answer missing, one request sent twice, one longer than a packet."""
-    maker = PlanMaker()
     for number in range(4):
         maker.add(number % 2, number)
     plan = maker.plan()
@@ -20,14 +20,15 @@ def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> Non
         LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),
         LinkRecord(("::1", 40000), ("::1", 9092), 0),
     ]
-    first = Attempt(request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)
-    links[0].attempts.append(first)
+    sent, answer = exchange(90, HEARTBEAT, 4, {}, {})
+    links[0].attempts.append(Attempt(sent, 5 * MS, answer, 6 * MS))
     for number in range(len(plan.steps)):
         name = "m" * (100_000 if number == 2 else 10)
-        sent = request(HEARTBEAT, 4, number, group_id="g", member_id=name)
+        asked, answered = {"group_id": "g", "member_id": name}, {"error_code": number}
+        sent, answer = exchange(number, HEARTBEAT, 4, asked, answered)
         attempt = Attempt(sent, (10 + number) * MS)
         if number != 3:
-            attempt.answer = response(HEARTBEAT, 4, number, error_code=number)
+            attempt.answer = answer
             attempt.answered_ns = (20 + number) * MS
         links[number % 2].attempts.append(attempt)
     result = RunResult([], links, 1_700_000_000 * 10**9)

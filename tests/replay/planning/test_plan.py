@@ -22,9 +22,9 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.source import INTERNAL_APIS, load_workload
+from tests.builders.messages import a_request
 from tests.builders.workloads import (
     ANSWERS,
-    a_request,
     call,
     exchange,
     fetch,

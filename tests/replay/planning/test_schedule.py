@@ -31,9 +31,8 @@ def test_when_steps_are_due(pace: str, max_gap: str | None, expected: list[int])
     assert due == [each * MS for each in expected]
 
 
-def test_pauses_of_steps_that_are_not_sent_do_not_count() -> None:
+def test_pauses_of_steps_that_are_not_sent_do_not_count(maker: PlanMaker) -> None:
     """A skipped step does not cut a pause in two that --max-gap would have cut in one."""
-    maker = PlanMaker()
     maker.add(0, 0)
     maker.add(0, 500, skipped=Skipped(SkipCode.INTERNAL, "brokers"))
     maker.add(0, 1000)

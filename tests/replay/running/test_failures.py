@@ -20,7 +20,8 @@ from kdissect.replay.model import OptionError
 from kdissect.replay.running.session import SessionOptions, replay
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.workload.saved_file import save
-from tests.builders.workloads import a_request, a_response, exchange, workload
+from tests.builders.messages import a_request, a_response
+from tests.builders.workloads import exchange, workload
 from tests.conftest import CAPTURES
 from tests.replay.made import API_VERSIONS, METADATA, Answer, FakeBroker, PlanMaker, answering
 
@@ -118,9 +119,10 @@ of_cluster = answering(
 
 
 @pytest.mark.parametrize("answer", [None, of_cluster], ids=["cannot be probed", "is refused"])
-def test_the_reference_is_closed_where_the_target_is_no_good(answer: Answer | None) -> None:
+def test_the_reference_is_closed_where_the_target_is_no_good(
+    maker: PlanMaker, answer: Answer | None
+) -> None:
     """--against was probed first, and its connection ends when the replay does."""
-    maker = PlanMaker()
     maker.add(0)
     plan = maker.plan()
     plan.workload.facts.cluster_ids = ["captured"]

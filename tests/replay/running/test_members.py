@@ -10,7 +10,8 @@ from kdissect.replay.model import Attempt, Exchange, Mode, Outcome, ReplayPlan, 
 from kdissect.replay.running import members
 from kdissect.replay.running.members import Members
 from kdissect.replay.running.runner import Lane
-from tests.replay.made import Counting, PlanMaker, request, response
+from tests.builders.messages import exchange, request_frame
+from tests.replay.made import Counting, PlanMaker
 
 S = 1_000_000_000
 SESSION_MS = 10_000
@@ -53,19 +54,19 @@ def _frame(api_key: int, step: Step) -> bytes:
 def outcome(number: int, api_key: int, sent_ns: int = 0) -> Outcome:
     """Of member a of the classic group g, on connection 0."""
     sent, answered = BODIES[api_key]
-    frames = request(api_key, 2, group_id="g", **sent), response(api_key, 2, **answered)
-    exchange = Exchange(number, 0, number, api_key, 2, "c", *frames, 0, 0, 0, 0)
-    step = Step(number, 0, exchange, "", "groups", sent_ns, True, accesses=GROUP)
+    frames = exchange(number, api_key, 2, {"group_id": "g", **sent}, answered)
+    one = Exchange(number, 0, number, api_key, 2, "c", *frames, 0, 0, 0, 0)
+    step = Step(number, 0, one, "", "groups", sent_ns, True, accesses=GROUP)
     return Outcome(step, *frames, sent_ns, sent_ns + 1, api_version=2)
 
 
 def heartbeat(number: int, member: str, epoch: int) -> Outcome:
     """An answered heartbeat of a member of the consumer group g."""
-    sent = request(CONSUMER, 1, group_id="g", member_id=member, member_epoch=epoch)
-    answer = response(CONSUMER, 1, member_id=member, member_epoch=epoch + 1)
-    exchange = Exchange(number, 0, number, CONSUMER, 1, "c", sent, answer, 0, 0, 0, 0)
-    step = Step(number, 0, exchange, "", "groups", 0, True, accesses=GROUP)
-    return Outcome(step, sent, answer, 0, 1, api_version=1)
+    asked = {"group_id": "g", "member_id": member, "member_epoch": epoch}
+    frames = exchange(number, CONSUMER, 1, asked, {"member_id": member, "member_epoch": epoch + 1})
+    one = Exchange(number, 0, number, CONSUMER, 1, "c", *frames, 0, 0, 0, 0)
+    step = Step(number, 0, one, "", "groups", 0, True, accesses=GROUP)
+    return Outcome(step, *frames, 0, 1, api_version=1)
 
 
 class Run:
@@ -116,7 +117,8 @@ def test_members_join_again_beside_a_late_join() -> None:
         run = Run(next_s)
         run.answered(*before)
         other = outcome(9, ApiKey.JOIN_GROUP)
-        other.step.exchange.request = request(ApiKey.JOIN_GROUP, 2, group_id="g", member_id="b")
+        frame = request_frame(ApiKey.JOIN_GROUP, 2, group_id="g", member_id="b")
+        other.step.exchange.request = frame
         run.members.sent(other)
         assert run.keep(waits_s) == asked
 
@@ -159,7 +161,8 @@ def test_a_refused_member_joins_again() -> None:
     assert run.asked == [(ApiKey.JOIN_GROUP, 1)]
     commit = outcome(3, ApiKey.SYNC_GROUP)
     commit.step.exchange.api_key = ApiKey.OFFSET_COMMIT
-    commit.step.exchange.request = request(ApiKey.OFFSET_COMMIT, 2, group_id="g", member_id="a")
+    frame = request_frame(ApiKey.OFFSET_COMMIT, 2, group_id="g", member_id="a")
+    commit.step.exchange.request = frame
     asyncio.run(run.members.before_again(commit.step))
     assert run.asked[1:] == [(ApiKey.JOIN_GROUP, 1), (ApiKey.SYNC_GROUP, 2)]
 
@@ -167,7 +170,7 @@ def test_a_refused_member_joins_again() -> None:
 def test_members_whose_partitions_the_broker_assigns() -> None:
     """Before a request about their group is sent again, each sends a heartbeat with its last epoch;
     one that the target has removed joins again, and one that left sends nothing."""
-    frame = request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
+    frame = request_frame(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
     exchange = Exchange(9, 0, 0, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "c", frame, None, 0, 0)
     describe = Step(9, 0, exchange, "", "read", 0, True, accesses=GROUP)
     joined = [heartbeat(1, "a", 0), heartbeat(2, "b", 0), heartbeat(3, "a", 1)]

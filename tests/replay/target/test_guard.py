@@ -18,14 +18,8 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.target import guard
 from kdissect.replay.target.cluster import Target, parse_address
-from kdissect.replay.target.guard import (
-    Effects,
-    check_address,
-    check_cluster,
-    effects_of,
-    parse_allow,
-)
 from kdissect.replay.translation.id_map import TargetCluster
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
@@ -52,32 +46,32 @@ FACTS = WorkloadFacts(
 def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     """As spelled in the capture, as another spelling, as a name of it."""
     with pytest.raises(OptionError, match="--allow same-cluster"):
-        check_address(FACTS, host, port)
+        guard.check_address(FACTS, host, port)
 
 
 def test_other_addresses_are_not_the_captured_cluster() -> None:
     """Another port, and a name without an address, are not the captured cluster."""
-    check_address(FACTS, "127.0.0.1", 9094)
-    check_address(FACTS, "no-such-name.invalid", 9092)
+    guard.check_address(FACTS, "127.0.0.1", 9094)
+    guard.check_address(FACTS, "no-such-name.invalid", 9092)
 
 
 def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --allow same-cluster."""
     target = Target("127.0.0.1", 9094, cluster=TargetCluster("captured"))
     with pytest.raises(OptionError, match="captured cluster"):
-        check_cluster(FACTS, target)
+        guard.check_cluster(FACTS, target)
     for other in ("another", None):
-        check_cluster(FACTS, Target("h", 1, cluster=TargetCluster(other)))
+        guard.check_cluster(FACTS, Target("h", 1, cluster=TargetCluster(other)))
 
 
 def test_classes_are_allowed_by_name() -> None:
     """Case and spaces do not matter; other names raise OptionError."""
-    assert parse_allow([]) == frozenset()
-    assert parse_allow(["produce, groups", "Admin"]) == {"produce", "groups", "admin"}
-    assert parse_allow(["read"]) == frozenset()
+    assert guard.parse_allow([]) == frozenset()
+    assert guard.parse_allow(["produce, groups", "Admin"]) == {"produce", "groups", "admin"}
+    assert guard.parse_allow(["read"]) == frozenset()
     for wrong in ("all", "write", "produce,everything"):
         with pytest.raises(OptionError, match="produce, groups, transactions, admin"):
-            parse_allow([wrong])
+            guard.parse_allow([wrong])
 
 
 def test_a_target_is_host_and_port() -> None:
@@ -178,9 +172,9 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
         )
 
 
-def effects(*allow: str, **options: Any) -> Effects:
+def effects(*allow: str, **options: Any) -> guard.Effects:
     plan = make_plan(load_workload(str(SOURCE)), PlanOptions(allow=frozenset(allow)))
-    return effects_of(plan, TranslateOptions(**options))
+    return guard.effects_of(plan, TranslateOptions(**options))
 
 
 def test_effects_of_a_plan() -> None:
@@ -194,7 +188,7 @@ def test_effects_of_a_plan() -> None:
     renamed = effects(*WRITING_CLASSES, renames={("topic", "rd-tx"): "mine"})
     assert ("topic", "mine") in renamed.made
     assert "rd-tx" not in renamed.names("topic")
-    assert effects() == Effects()
+    assert effects() == guard.Effects()
     assert list(effects(makes_topics=True).made) == [("topic", "rd-events"), ("topic", "rd-tx")]
 
 

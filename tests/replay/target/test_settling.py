@@ -9,7 +9,8 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience, SettlingWaits
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.source import gather_facts
-from tests.builders.workloads import a_request, a_response, exchange, workload
+from tests.builders.messages import a_request, a_response
+from tests.builders.workloads import exchange, workload
 from tests.replay.made import NODE, answering, with_target
 from tests.replay.other_cluster import everything
 

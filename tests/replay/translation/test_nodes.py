@@ -11,7 +11,8 @@ from kdissect.replay.translation import nodes
 from kdissect.replay.translation.nodes import coordinators_of_plan, merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY, partitions
-from tests.builders.workloads import MS, a_request, a_response, exchange, produce
+from tests.builders.messages import a_request, a_response
+from tests.builders.workloads import MS, exchange, produce
 from tests.replay.made import translated
 
 TOPIC_ID = UUID(int=7)

@@ -12,7 +12,8 @@ from kdissect.replay.model import Skipped, Step
 from kdissect.replay.translation.groups import stand_in
 from kdissect.replay.translation.nodes import parts_of
 from kdissect.replay.translation.translator import Translator
-from tests.builders.workloads import a_request, a_response, exchange
+from tests.builders.messages import a_request, a_response
+from tests.builders.workloads import exchange
 from tests.replay.made import sent_again, translated
 
 TOPIC_ID = UUID(int=7)

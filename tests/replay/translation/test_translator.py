@@ -12,29 +12,14 @@ from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.kinds import kinds_of
-from kdissect.replay.model import (
-    PlanOptions,
-    ReplayPlan,
-    SkipCode,
-    Skipped,
-    Step,
-    TranslateOptions,
-    Verdict,
-)
+from kdissect.replay.model import PlanOptions, SkipCode, Skipped, Step, TranslateOptions, Verdict
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer, Producers
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import partitions, request_of, response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import (
-    a_request,
-    a_response,
-    exchange,
-    planned,
-    produce,
-    produced,
-    workload,
-)
+from tests.builders.messages import a_request, a_response
+from tests.builders.workloads import exchange, planned, produce, produced, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.made import sent_again, translated
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
@@ -139,11 +124,6 @@ def test_a_twin_gets_the_captured_bytes(captures: Path) -> None:
     for number, frame in done.sent.items():
         assert frame == done.plan.steps[number].exchange.request
     assert set(done.verdicts()) == {"same"}
-
-
-@pytest.fixture
-def loaded(captures: Path) -> ReplayPlan:
-    return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
 
 
 def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
@@ -299,7 +279,7 @@ def test_a_request_that_another_version_cannot_hold_is_not_sent(
     assert dropped == {}
 
 
-def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
+def test_an_older_metadata_request_creates_nothing() -> None:
     """Metadata v3 cannot forbid that the topic is made: without --allow admin it is not sent."""
     message = a_request(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
@@ -347,9 +327,9 @@ def test_reencode_of_old_clients(captures: Path, name: str) -> None:
     assert sent > 60
 
 
-def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
+def test_reading_creates_no_topic(captures: Path) -> None:
     """Where making topics is not allowed, a Metadata request does not make one by asking."""
-    plan = make_plan(loaded.workload, PlanOptions())
+    plan = make_plan(load_workload(str(captures / "librdkafka.pcap")), PlanOptions())
     asked = 0
     for step in plan.steps:
         request = request_of(step.exchange)

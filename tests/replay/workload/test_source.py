@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import kdissect
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
@@ -191,8 +190,7 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     assert [each["value"] for each in result["configs"]] == ["[redacted]", "5"]
 
 
-def test_a_table_set_is_refused(captures: Path, tmp_path: Path) -> None:
+def test_a_table_set_is_refused(table_set: Path) -> None:
     """A workload needs the frames of a capture, which a table set does not have."""
-    kdissect.read(captures / "librdkafka.pcap").write(tmp_path / "set")
     with pytest.raises(CaptureError, match="is a table set; name its captures"):
-        load_workload(str(tmp_path / "set"))
+        load_workload(str(table_set))

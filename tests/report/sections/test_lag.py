@@ -98,7 +98,7 @@ def test_offsets_of_an_open_transaction_are_not_committed(
     gap = {"kind": lost, "connection_id": 1, "direction": "request", "pos": 1, "byte_count": 1}
     source = made([commit(1, 2, 54)], [commit(2, 4, 204)], [])
     pending = {**transaction("open", None, 2), "transactional_id": "x", "begin_time": begin}
-    exchanges = source["exchanges"].to_arrow().to_pylist()
+    exchanges = source["exchanges"].to_pylist()
     row = row_of(
         tables(
             exchanges=[*exchanges, exchange(3, at_us=2 * SECOND_US, **request)],
@@ -114,22 +114,24 @@ def test_offsets_of_an_open_transaction_are_not_committed(
     assert row["last_committed"] == last
 
 
-def test_a_later_commit_decides() -> None:
-    """An undecided commit matters until the next one of its partition."""
-    row = row_of(made([commit(3, 6, 200)], [commit(1, 2, 54)], [transaction("open", None, 1)]))
-    assert (row["last_committed"], row["lag_at_end"], row["undecided_commits"]) == (200, 4, 1)
-
-
-def test_a_commit_takes_effect_with_its_transaction() -> None:
-    """Sent before another commit and committed after it."""
-    row = row_of(made([commit(3, 3, 100)], [commit(1, 2, 54)], [transaction("commit", 9, 1)]))
-    assert (row["last_committed"], row["lag_at_end"]) == (54, 150)
-
-
-def test_a_commit_without_an_answer() -> None:
-    """It may have been refused."""
-    row = row_of(made([commit(1, 2, 54), commit(2, 3, 60, is_answered=False)], [], []))
-    assert (row["last_committed"], row["lag_at_end"], row["undecided_commits"]) == (None, None, 1)
+@pytest.mark.parametrize(
+    ("commits", "in_transactions", "ends", "last", "lag", "undecided"),
+    [
+        # an undecided commit matters until the next one of its partition
+        ([commit(3, 6, 200)], [commit(1, 2, 54)], [transaction("open", None, 1)], 200, 4, 1),
+        # sent before another commit and committed after it
+        ([commit(3, 3, 100)], [commit(1, 2, 54)], [transaction("commit", 9, 1)], 54, 150, 0),
+        # without an answer: it may have been refused
+        ([commit(1, 2, 54), commit(2, 3, 60, is_answered=False)], [], [], None, None, 1),
+    ],
+)
+def test_which_commit_decides(
+    commits: Any, in_transactions: Any, ends: Any, last: int, lag: int, undecided: int
+) -> None:
+    """The last one that is known to have taken effect."""
+    row = row_of(made(commits, in_transactions, ends))
+    assert (row["last_committed"], row["lag_at_end"]) == (last, lag)
+    assert row["undecided_commits"] == undecided
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,15 @@
-"""What the tests of `show` share."""
+"""What `show` writes, as lines."""
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from kdissect.show.listing import Exchanges
 from kdissect.show.loop import Style, show
-from tests.conftest import CAPTURES
-from tests.material import ABSENT
-from tests.material import CAPTURES as SHARED
-
-SHIPPED = sorted(path for path in CAPTURES.iterdir() if ".pcap" in path.name)
-
-
-def shared(*names: str, quickly: Collection[str] = ()) -> list[Any]:
-    """Captures that lie beside the project, as cases: skipped where they are not, heavy but for
-    some."""
-    return [
-        pytest.param(
-            path := SHARED / name,
-            marks=[
-                pytest.mark.skipif(not path.exists(), reason=ABSENT),
-                *([] if path.name in quickly else [pytest.mark.heavy]),
-            ],
-        )
-        for name in names
-    ]
-
-
-def key_log(path: Path) -> tuple[str, ...]:
-    found = path.with_name(f"{path.name.split('.')[0]}.keylog")
-    return (os.fspath(found),) if found.exists() else ()
 
 
 def shown(
