@@ -2,9 +2,9 @@
 
 A row of the table `outages` is a run of failed attempts to connect to one address, with no
 successful one between them. It has `first_failed` and `last_failed`, `back` (the next attempt that
-worked, or null), `era` (how many had worked before), and the counts `attempts`, `syns` and
-`refusals`. `start` is when the broker closed its connections, or an earlier request that it
-ignored; `stop` is `back`, or the last attempt.
+worked, or null), `era` (how many had worked before, those made before the capture too), and the
+counts `attempts`, `syns` and `refusals`. `start` is when the broker closed its connections, or an
+earlier request that it ignored; `stop` is `back`, or the last attempt.
 
 What clients lost: `requests` had no response; `lost` of them were of APIs that a broker answers at
 once. `is_served`: other brokers answered its clients meanwhile. `is_announced`: the broker had
@@ -31,20 +31,27 @@ _IS_FAILED = "coalesce(refused, false) OR unanswered_syn_count >= syn_count"
 _FAILED = f"sessions WHERE syn_count > 0 AND ({_IS_FAILED})"
 _FAILURES = f"""
 CREATE TEMP TABLE failures AS
-WITH attempts AS (
+WITH answered AS (
+  SELECT connection_id, min(response_time) AS answered FROM requests GROUP BY connection_id
+), attempts AS (
   SELECT *, connection_id IN (
       SELECT connection_id FROM requests WHERE NOT is_broker AND api <> 'ApiVersions')
       AS is_clients,
     count(*) FILTER (NOT is_failed)
-      OVER (PARTITION BY broker ORDER BY first_time, connection_id) AS era
-  FROM (SELECT *, {_IS_FAILED} AS is_failed FROM sessions WHERE syn_count > 0)
+      OVER (PARTITION BY broker ORDER BY known_at, connection_id) AS era
+  FROM (
+    SELECT *, syn_count > 0 AND ({_IS_FAILED}) AS is_failed,
+      -- a connection without its SYN worked before the capture, and works when it is answered
+      CASE WHEN syn_count > 0 THEN first_time ELSE coalesce(answered, '-infinity') END AS known_at
+    FROM sessions LEFT JOIN answered USING (connection_id) WHERE syn_count > 0 OR is_kafka
+  )
 ), failed AS (
   SELECT broker, broker_ip, era, min(first_time) AS first_failed, max(last_time) AS last_failed,
     sum(syn_count)::BIGINT AS syns, count(*) AS attempts, count(*) FILTER (refused) AS refusals,
     list(connection_id ORDER BY first_time)[:{EVIDENCE_MAX}] AS failed_ids
   FROM attempts WHERE is_failed GROUP BY broker, broker_ip, era
 ), next AS (
-  SELECT broker, era - 1 AS era, min(first_time) AS back FROM attempts WHERE NOT is_failed
+  SELECT broker, era - 1 AS era, min(known_at) AS back FROM attempts WHERE NOT is_failed
   GROUP BY broker, era
 ), seen AS (
   SELECT f.broker, f.era, max(r.response_time) AS last_response FROM failed f
@@ -219,16 +226,14 @@ def _outage(evidence: Evidence, listeners: list[Row]) -> Incident:
 def _beginning(row: Row) -> str:
     kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
     attempts = plural(row["attempts"], f"{kind} connection attempt")
-    was_up, comes_back = row["era"] > 0, row["back"] is not None
-    return f"was not up yet: {attempts}" if comes_back and not was_up else f"had {attempts}"
+    earlier = "" if row["era"] else " (no Kafka connection to it was captured before)"
+    return f"had {attempts}{earlier}"
 
 
 def _ending(row: Row) -> str:
-    return (
-        "was not reached again"
-        if row["back"] is None
-        else f"was back after {duration(lasted_ms(row))}"
-    )
+    if row["back"] is None:
+        return "was not reached again" if row["era"] else "was not reached"
+    return f"was {'back' if row['era'] else 'reached'} after {duration(lasted_ms(row))}"
 
 
 # A client connects to the brokers that Metadata named within so long of its own start.
@@ -282,7 +287,7 @@ def _unreached(evidence: Evidence) -> Iterator[Incident]:
             address,
             f"Metadata names {address} as the address of a broker. "
             f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none "
-            "worked. Check advertised.listeners of that broker.",
+            "worked. Check advertised.listeners of that broker, and whether it runs.",
         )
 
 

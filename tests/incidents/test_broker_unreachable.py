@@ -1,12 +1,17 @@
 """Connections that could not be made, and neighbours that are no outage."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders.captures import read_packets, write_packets
 from tests.builders.tables import Row, at, connection, exchange, found
+from tests.conftest import CAPTURES
 from tests.incidents.metadata import Leader, leaders_named
+from tests.incidents.recorded import findings, truths
 
 
 def _attempt(number: int, second: float, **values: Any) -> Row:
@@ -19,7 +24,8 @@ def _attempt(number: int, second: float, **values: Any) -> Row:
 
 def _worked(number: int, start: float, end: float, **values: Any) -> Row:
     times = {"first_time": at(start), "last_time": at(end)}
-    return connection(number, syn_count=1, unanswered_syn_count=0, refused=False, **times, **values)
+    row = connection(number, syn_count=1, unanswered_syn_count=0, refused=False, **times)
+    return row | values
 
 
 def _traffic(number: int, start: float, end: float) -> list[Row]:
@@ -132,7 +138,7 @@ def test_a_node_with_two_listeners_is_one_incident_of_its_clients_listener() -> 
     assert outage["end_time"].timestamp() == at(16) / 1e6
     assert outage["time_lost_ms"] == 5990
     assert "It was back after 5.99 s. 10.0.0.9:9093 of the same machine was" in outage["text"]
-    assert "back after 9.99 s." in outage["text"]
+    assert "reached after 9.99 s." in outage["text"]
 
 
 def test_a_client_that_starts_before_its_broker() -> None:
@@ -140,7 +146,45 @@ def test_a_client_that_starts_before_its_broker() -> None:
     connections = [*[_attempt(10 + n, n) for n in range(5)], _worked(1, 6, 60)]
     (early,) = found(exchanges=_traffic(1, 6, 20), connections=connections)
     assert early["severity"] == "info"
-    assert "was not up yet" in early["text"]
+    assert (
+        "(no Kafka connection to it was captured before). It was reached after 6" in early["text"]
+    )
+
+
+ATTEMPTS = [_attempt(10 + n, 10.5 + n) for n in range(5)]
+IDLE = _worked(3, 12, 13, syn_count=0)  # its only request is sent while the broker is away
+OLDER = _worked(1, 0, 10.01, syn_count=0, close_reason="fin", closed_by="broker")
+
+
+@pytest.mark.parametrize(
+    ("connections", "ending"),
+    [
+        pytest.param([OLDER, *ATTEMPTS, _worked(2, 16, 60)], "back after 6.01 s", id="back"),
+        pytest.param([OLDER, *ATTEMPTS], "not reached again", id="away"),
+        pytest.param([OLDER, IDLE, *ATTEMPTS], "not reached again", id="another one sends"),
+        pytest.param([IDLE, *ATTEMPTS], "not reached again", id="no response"),
+    ],
+)
+def test_connections_that_are_older_than_the_capture(connections: list[Row], ending: str) -> None:
+    """They show that the broker was up: clients lost it, whether it came back or not."""
+    ignored = exchange(600, connection_id=3, second=12, latency_us=None)
+    sent = {1: [*_traffic(1, 0, 9), LOST], 3: [ignored]}
+    rows = [row for one in connections for row in sent.get(one["connection_id"], [])]
+    outage = found(exchanges=rows, connections=connections, brokers=BROKERS)[0]
+    assert (outage["kind"], outage["severity"]) == ("broker_unreachable", "bad")
+    assert outage["text"].endswith(f"It was {ending}.")
+    assert outage["request_count"] == (OLDER in connections)
+
+
+@pytest.mark.parametrize("name", ["node_killed", "network_silent"])
+def test_a_recording_that_begins_shortly_before_the_outage(name: str, tmp_path: Path) -> None:
+    """It is told as in the whole recording."""
+    whole = CAPTURES / "incidents" / f"{name}.pcap.gz"
+    start = datetime.fromisoformat(truths(whole.parent)[name][0].start_time).timestamp()
+    kept = [one for one in read_packets(whole) if one.time_ns / 1e9 >= start - 2]
+    part = write_packets(tmp_path / "part.pcap", kept)
+    assert findings(part)[0] == findings(whole)[0]
+    assert findings(part)[0].severity == "bad"
 
 
 def test_one_refused_attempt_is_no_outage() -> None:
