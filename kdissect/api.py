@@ -147,14 +147,17 @@ class Table:
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:
-    """Rows as pandas' nullable integers and booleans, other types as pyarrow gives them."""
+    """Rows as pandas' nullable integers and booleans, other types as pyarrow gives them.
+
+    Inside lists and structs they are Python's, with None for null: no integer becomes a float.
+    """
     import pandas as pd
 
     kinds = {pa.bool_(): pd.BooleanDtype()}
     for bits in (8, 16, 32, 64):
         kinds[getattr(pa, f"int{bits}")()] = getattr(pd, f"Int{bits}Dtype")()
         kinds[getattr(pa, f"uint{bits}")()] = getattr(pd, f"UInt{bits}Dtype")()
-    return rows.to_pandas(types_mapper=kinds.get)
+    return rows.to_pandas(types_mapper=kinds.get, integer_object_nulls=True)
 
 
 def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
