@@ -1,6 +1,6 @@
 """Counts frames that are found again in damaged captures, and false ones.
 
-    python -m tests.truth.recovery [--seeds 3] [--all] [--damage "5 % lost"] [captures...]
+    python -m tests.truth.recovery [--seeds 3] [--all] [--damage NAME] [--report FILE] [CAPTURE ...]
 
 Packets are taken out of a capture's index of segments, and the rest is assembled. A frame is
 *intact* when every packet with a byte of it is still there; *false* when no frame of the whole
@@ -213,12 +213,37 @@ def table(
             yield path.stem, scenario, counts(whole, scenario, range(seeds))
 
 
+def pivot(found: dict[str, dict[str, Counter[str]]]) -> str:
+    """Markdown: a row per capture, a column per damage with the share of intact frames found."""
+    total: dict[str, Counter[str]] = {}
+    for row in found.values():
+        for damage, numbers in row.items():
+            total[damage] = total.get(damage, Counter()) + numbers
+    heads = [
+        damage.replace(" lost", "").replace("in ", "").replace("start at any packet", "any start")
+        for damage in total
+    ]
+    heads = ["capture", *(head.rpartition(", ")[2] for head in heads), "false", "wrong pairs"]
+    lines = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
+    for name, row in {**found, "all": total}.items():
+        cells = [_share(numbers, 3 if name == "all" else 2) for numbers in row.values()]
+        sums = [str(sum(one[kind] for one in row.values())) for kind in ("false", "wrong_pairs")]
+        lines.append(f"| {' | '.join([name, *cells, *sums])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(numbers: Counter[str], digits: int) -> str:
+    is_all = numbers["found"] == numbers["intact"]
+    return "100" if is_all else f"{100 * numbers['found'] / numbers['intact']:.{digits}f}"
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("captures", nargs="*", type=Path)
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--all", action="store_true", help="every plain capture of the material")
     options.add_argument("--damage", action="append", metavar="NAME", help="only this damage")
+    options.add_argument("--report", type=Path, help="write the shares as one table into this file")
     chosen = options.parse_args()
     scenarios = [each for each in SCENARIOS if not chosen.damage or each.name in chosen.damage]
     paths = chosen.captures or [CAPTURES / f"{name}.pcap" for name in NAMES]
@@ -227,7 +252,9 @@ def main() -> int:
     print("| capture | damage | intact | found | share | false | wrong pairs |")
     print("|---|---|---:|---:|---:|---:|---:|")
     bad = 0
+    found: dict[str, dict[str, Counter[str]]] = {}
     for name, damage, (numbers, examples) in table(paths, chosen.seeds, scenarios):
+        found.setdefault(name, {})[damage.name] = numbers
         share = 100 * numbers["found"] / max(1, numbers["intact"])
         is_low = share < damage.asked and numbers["intact"] > 0
         print(
@@ -239,6 +266,8 @@ def main() -> int:
         for example in examples[:2]:
             print("false:", example, file=sys.stderr)
         bad += numbers["false"] + numbers["wrong_pairs"] + is_low
+    if chosen.report:
+        chosen.report.write_text(pivot(found))
     return 1 if bad else 0
 
 
