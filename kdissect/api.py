@@ -302,8 +302,7 @@ class Tables(Mapping[str, Table]):
     def incidents(self) -> Table:
         """Find the incidents in the tables; returns one row for each, the worst first.
 
-        Columns: kind, severity (`bad`, `warn`, `info`), start_time, end_time, subject,
-        request_count, time_lost_ms, evidence, text, next_command.
+        docs/reference.md lists the columns; the fields of the schema carry their meanings.
         """
         from kdissect.incidents import find_incidents
 
@@ -313,13 +312,11 @@ class Tables(Mapping[str, Table]):
     def inventory(self, since: Time | None = None) -> Table:
         """List the clients in the tables; returns one row for each client id at an address.
 
-        Columns: client_ip, client_id, software, principals, role (`client` or `broker`),
-        first_time, last_time, observed_ms (the time in which a connection was open),
-        connection_count, request_count, api_versions, topics_written, topics_read, groups.
+        docs/reference.md lists the columns; the fields of the schema carry their meanings.
 
         Args:
-            since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the
-                requests from then on with those before, and `changes` lists what differs.
+            since: a time. With it, the columns `change` and `changes` compare the requests from
+                then on with those before.
         """
         from kdissect.sql.inventory import inventory
 

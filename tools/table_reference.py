@@ -13,8 +13,10 @@ from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.tables.schemas import (
     API_COLUMNS,
     DECODE_VALUES,
+    DERIVED_TABLES,
     FIXED_TABLES,
     INTERNAL_COLUMNS,
+    SINCE_COLUMNS,
     decoded_fields,
     meaning_of,
     unit_of,
@@ -38,12 +40,11 @@ def type_name(kind: pa.DataType) -> str:
 
 def listed(schema: pa.Schema) -> list[str]:
     """The lines about a table: what a row is, and its columns."""
-    lines = [
-        schema.metadata[b"meaning"].decode(),
-        "",
-        "| column | type | unit | |",
-        "|---|---|---|---|",
-    ]
+    return [schema.metadata[b"meaning"].decode(), "", *columns(schema)]
+
+
+def columns(schema: pa.Schema) -> list[str]:
+    lines = ["| column | type | unit | |", "|---|---|---|---|"]
     for field in schema:
         kind = "struct" if pa.types.is_null(field.type) else type_name(field.type)
         lines.append(f"| `{field.name}` | {kind} | {unit_of(field)} | {meaning_of(field)} |")
@@ -82,8 +83,15 @@ def reference() -> str:
         "Records of the metadata log have no `key`. A table exists if the captures have such a "
         "record.",
         "",
+    ]
+    for name, schema in DERIVED_TABLES.items():
+        lines += [f"## {name}", "", *listed(schema)]
+    lines += [
         "## Columns on request",
         "",
+        "`--since` adds these to `inventory`:",
+        "",
+        *columns(SINCE_COLUMNS),
         "`--decode-values` adds these to `records`:",
         "",
         "| value | column | type | |",

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.incident import KINDS, SCHEMA, SEVERITIES, incident_table, json_rows
+from kdissect.incidents.incident import KINDS, SEVERITIES, incident_table, json_rows
 from kdissect.incidents.leader_changes import make_leaders
 from kdissect.incidents.produced_records import make_sent
 from kdissect.sql import Database
@@ -31,7 +31,7 @@ _MODULES = (
 for _module in _MODULES:
     import_module(f"{__name__}.{_module}")
 
-__all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents", "json_rows"]
+__all__ = ["KINDS", "SEVERITIES", "find_incidents", "json_rows"]
 
 
 def find_incidents(database: Database) -> pa.Table:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kdissect.tables.arrow_arrays import TIME_TYPE
-from kdissect.tables.schemas import Row
+from kdissect.tables.schemas import INCIDENTS, Row
 from kdissect.text import rfc3339, visible
 
 # bad: requests failed, records were lost, or clients stood still. warn: clients lost time.
@@ -18,21 +17,6 @@ from kdissect.text import rfc3339, visible
 BAD, WARN, INFO = "bad", "warn", "info"
 SEVERITIES = (BAD, WARN, INFO)  # the worst first
 
-_IDS = pa.list_(pa.int64())
-SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("severity", pa.string()),
-        ("start_time", TIME_TYPE),
-        ("end_time", TIME_TYPE),
-        ("subject", pa.string()),
-        ("request_count", pa.int64()),
-        ("time_lost_ms", pa.float64()),
-        ("evidence", pa.struct([("exchange_ids", _IDS), ("connection_ids", _IDS)])),
-        ("text", pa.string()),
-        ("next_command", pa.string()),
-    ]
-)
 EVIDENCE_MAX = 10  # ids of exchanges and of connections that a row names
 _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 
@@ -109,7 +93,7 @@ def incident_table(incidents: Iterable[Incident]) -> pa.Table:
         }
         for one in sorted(incidents, key=_rank)
     ]
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return pa.Table.from_pylist(rows, INCIDENTS)
 
 
 def _rank(one: Incident) -> tuple[int, datetime, str, str]:

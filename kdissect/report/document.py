@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from kdissect.charts import Chart
 from kdissect.sql import Database
-from kdissect.tables.schemas import FIXED_TABLES, Row, meaning_of
+from kdissect.tables.schemas import DERIVED_TABLES, FIXED_TABLES, Row, meaning_of
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
@@ -114,7 +114,7 @@ def _sentence(meaning: str) -> str:
     """The meaning of a page's column, or of the stored column that it names, as a sentence."""
     if re.fullmatch(r"\w+\.\w+", meaning):
         table, name = meaning.split(".")
-        meaning = meaning_of(FIXED_TABLES[table].field(name)).replace("`", "")
+        meaning = meaning_of((FIXED_TABLES | DERIVED_TABLES)[table].field(name)).replace("`", "")
     return f"{meaning[0].upper()}{meaning[1:]}."
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kdissect.sql.database import Database
+from kdissect.tables.schemas import INVENTORY, SINCE_COLUMNS, table_of
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "same"
 CLIENT_CHANGES = (NEW, GONE, CHANGED, SAME)
@@ -33,11 +34,13 @@ def inventory(database: Database, since_us: int | None = None) -> pa.Table:
     """
     database.run(_calls(since_us))
     database.run(f"CREATE TEMP TABLE clients AS {_clients('true')}")
-    if since_us is None:
-        return database.table("SELECT * EXCLUDE (caller) FROM clients ORDER BY caller")
-    database.run(f"CREATE TEMP TABLE earlier AS {_clients('NOT is_late')}")
-    database.run(f"CREATE TEMP TABLE later AS {_clients('is_late')}")
-    return database.table(_COMPARISON)
+    columns, query = INVENTORY, "SELECT * EXCLUDE (caller) FROM clients ORDER BY caller"
+    if since_us is not None:
+        database.run(f"CREATE TEMP TABLE earlier AS {_clients('NOT is_late')}")
+        database.run(f"CREATE TEMP TABLE later AS {_clients('is_late')}")
+        columns, query = pa.schema([*INVENTORY, *SINCE_COLUMNS], INVENTORY.metadata), _COMPARISON
+    found = database.table(query)
+    return table_of(columns, dict(zip(found.column_names, found.columns, strict=True)))
 
 
 def _calls(since_us: int | None) -> str:
@@ -108,11 +111,9 @@ def _clients(condition: str) -> str:
           list(DISTINCT topic ORDER BY topic) FILTER (NOT is_written) AS topics_read
         FROM moved WHERE topic IS NOT NULL GROUP BY caller
       )
-      SELECT k.caller, k.client_ip, k.client_id, s.software, s.principals, k.role, k.first_time,
-        k.last_time, s.observed_ms, k.connection_count, k.request_count, v.api_versions,
-        t.topics_written, t.topics_read, k.groups
-      FROM callers k LEFT JOIN sessions s USING (caller) LEFT JOIN versions v USING (caller)
-      LEFT JOIN topics t USING (caller)
+      SELECT caller, {", ".join(INVENTORY.names)}
+      FROM callers LEFT JOIN sessions USING (caller) LEFT JOIN versions USING (caller)
+      LEFT JOIN topics USING (caller)
     """
 
 

@@ -37,6 +37,9 @@ _TYPES: dict[str, pa.DataType] = {
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     "topic partitions": pa.list_(pa.struct([_TOPIC, _PARTITION])),
     "group offsets": pa.list_(pa.struct([_GROUP, _TOPIC, _PARTITION, _OFFSET])),
+    "evidence": pa.struct(
+        [(f"{of}_ids", pa.list_(pa.int64())) for of in ("exchange", "connection")]
+    ),
     "unknown tags": UNKNOWN_TAGS,
     "body": pa.null(),  # differs between APIs, and between records
 }
@@ -67,14 +70,14 @@ def _schema(declared: Mapping[str, Any]) -> pa.Schema:
 _DECLARED = tomllib.loads(files(__package__).joinpath("columns.toml").read_text("utf-8"))
 _DECODED = {kind: _schema(declared) for kind, declared in _DECLARED.pop("decode_values").items()}
 DECODE_VALUES = tuple(_DECODED)
-API_COLUMNS, INTERNAL_COLUMNS = (_schema(_DECLARED[name]) for name in ("apis", "internal"))
+DERIVED_TABLES = {name: _schema(declared) for name, declared in _DECLARED.pop("derived").items()}
+INCIDENTS, INVENTORY = DERIVED_TABLES["incidents"], DERIVED_TABLES["inventory"]
+API_COLUMNS, INTERNAL_COLUMNS, SINCE_COLUMNS = (
+    _schema(_DECLARED.pop(name)) for name in ("apis", "internal", "since")
+)
 
 # In the order of `names` and the summary. These tables exist even if they are empty.
-FIXED_TABLES: dict[str, pa.Schema] = {
-    name: _schema(declared)
-    for name, declared in _DECLARED.items()
-    if name not in ("apis", "internal")
-}
+FIXED_TABLES = {name: _schema(declared) for name, declared in _DECLARED.items()}
 COUNTED_TABLES = tuple(name for name in FIXED_TABLES if name != "captures")  # in `totals`
 CONNECTIONS, EXCHANGES = FIXED_TABLES["connections"], FIXED_TABLES["exchanges"]
 RECORD_BATCHES, RECORDS = FIXED_TABLES["record_batches"], FIXED_TABLES["records"]

@@ -13,8 +13,10 @@ from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import (
     API_COLUMNS,
     BROKERS,
+    DERIVED_TABLES,
     FIXED_TABLES,
     INTERNAL_COLUMNS,
+    SINCE_COLUMNS,
     TOPICS,
     meaning_of,
     table_of,
@@ -22,7 +24,13 @@ from kdissect.tables.schemas import (
     unit_of,
 )
 
-SCHEMAS = {**FIXED_TABLES, "apis": API_COLUMNS, "internal": INTERNAL_COLUMNS}
+SCHEMAS = {
+    **FIXED_TABLES,
+    **DERIVED_TABLES,
+    "apis": API_COLUMNS,
+    "internal": INTERNAL_COLUMNS,
+    "since": SINCE_COLUMNS,
+}
 TIME_NS = 1_700_000_000_123_456_789
 
 
