@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
-# what the bounds decide: kernels, Arrow, SQL, Spark, the command line
-LOWEST := tests/codec tests/capture tests/tcp tests/tls tests/sql tests/pipeline/test_spark.py tests/test_cli.py
+# what the bounds decide: kernels, Arrow, SQL, charts and pages, Spark, the command line
+LOWEST := tests/codec tests/capture tests/tcp tests/tls tests/sql tests/report tests/pipeline/test_spark.py \
+  tests/test_cli.py tests/test_charts.py tests/test_pandas.py tests/test_plot.py
 
 .PHONY: setup demo test test-all lint bench lock lowest java wheel release-check site clean
 
@@ -71,7 +72,7 @@ lock: $(STAMP)
 lowest: $(STAMP) java
 	rm -rf out/lowest
 	$(VENV)/bin/uv venv --quiet --python $(PY) out/lowest
-	$(VENV)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o out/lowest.txt
+	$(VENV)/bin/uv pip compile --quiet --resolution lowest-direct --all-extras pyproject.toml -o out/lowest.txt
 	$(VENV)/bin/uv pip install --quiet --python out/lowest/bin/python -r out/lowest.txt \
 	  dpkt hypothesis pytest pytest-randomly pytest-timeout pytest-xdist
 	out/lowest/bin/python -m pytest -n 2 --dist loadfile $(LOWEST)
