@@ -235,10 +235,12 @@ class Tables(Mapping[str, Table]):
         near = difflib.get_close_matches(plain, set(last.values()), 3, 0.7)
         return [each for one in near for each in last if last[each] == one]
 
-    def __getattr__(self, name: str) -> Table:
-        if name in FIXED_TABLES:
-            return self._tables[name]
-        raise AttributeError(name)
+    if not TYPE_CHECKING:  # a checker knows the tables above, and no others
+
+        def __getattr__(self, name: str) -> Table:
+            if name in FIXED_TABLES:
+                return self._tables[name]
+            raise AttributeError(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -388,41 +390,6 @@ class Tables(Mapping[str, Table]):
         with self._requests() as database:
             return assess(database, target)
 
-    def select(self, selection: Selection) -> Tables:
-        """Return a set of the selected exchanges only, with the rows that belong to them.
-
-        `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
-        connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.
-        The manifest's totals are the counts after the selection. The ids are read now, other rows
-        on first use.
-        """
-        exchange_ids, connection_ids = _passing(self.exchanges, selection)
-        is_exchange = pc.field("exchange_id").isin(exchange_ids)
-        of_connection = pc.field("connection_id").isin(connection_ids)
-        tables = {}
-        for name, table in self._tables.items():
-            if name == "connections":
-                rows = table.dataset.filter(of_connection)
-            elif name == "anomalies":
-                has_none = pc.field("exchange_id").is_null()
-                is_around = pc.field("connection_id").is_null() | of_connection
-                rows = table.dataset.filter(is_exchange | (has_none & is_around))
-            elif name == "transactions":
-                read = table.to_arrow()
-                lists = read["exchange_ids"].combine_chunks()
-                is_one = pc.is_in(lists.flatten(), value_set=exchange_ids)
-                rows = pads.dataset(read.filter(any_of(lists, is_one)))
-            elif "exchange_id" in table.schema.names:
-                rows = table.dataset.filter(is_exchange)
-            else:
-                rows = table.dataset
-            tables[name] = Table(name, rows)
-        totals = {
-            name: tables[name].num_rows if name in tables and name != "captures" else count
-            for name, count in self.manifest["totals"].items()
-        }
-        return Tables(tables, {**self.manifest, "totals": totals}, self.notes)
-
     @property
     def plot(self) -> Plots:
         """Altair charts for notebooks: timeline, latency, topics_by_client, group, sequence."""
@@ -458,6 +425,42 @@ class Tables(Mapping[str, Table]):
         )
         head = "<tr><th>table</th><th>rows</th><th>columns</th></tr>"
         return f"<table>{head}{rows}</table>"
+
+
+def selected(tables: Tables, selection: Selection) -> Tables:
+    """Return a set of the selected exchanges only, with the rows that belong to them.
+
+    `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
+    connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.
+    The manifest's totals are the counts after the selection. The ids are read now, other rows
+    on first use.
+    """
+    exchange_ids, connection_ids = _passing(tables.exchanges, selection)
+    is_exchange = pc.field("exchange_id").isin(exchange_ids)
+    of_connection = pc.field("connection_id").isin(connection_ids)
+    kept = {}
+    for name, table in tables.items():
+        if name == "connections":
+            rows = table.dataset.filter(of_connection)
+        elif name == "anomalies":
+            has_none = pc.field("exchange_id").is_null()
+            is_around = pc.field("connection_id").is_null() | of_connection
+            rows = table.dataset.filter(is_exchange | (has_none & is_around))
+        elif name == "transactions":
+            read = table.to_arrow()
+            lists = read["exchange_ids"].combine_chunks()
+            is_one = pc.is_in(lists.flatten(), value_set=exchange_ids)
+            rows = pads.dataset(read.filter(any_of(lists, is_one)))
+        elif "exchange_id" in table.schema.names:
+            rows = table.dataset.filter(is_exchange)
+        else:
+            rows = table.dataset
+        kept[name] = Table(name, rows)
+    totals = {
+        name: kept[name].num_rows if name in kept and name != "captures" else count
+        for name, count in tables.manifest["totals"].items()
+    }
+    return Tables(kept, {**tables.manifest, "totals": totals}, tables.notes)
 
 
 def read(

@@ -15,6 +15,10 @@ class OutputError(Error, ValueError):
     """Results cannot be written where they should go: it exists, or is not writable."""
 
 
+class QueryError(Error, ValueError):
+    """A query cannot be run: its SQL is wrong, or it would do more than read."""
+
+
 class EnvironmentFailed(Error, RuntimeError):
     """The machine fails: disk full, no Java, a broker unreachable (exit code 3)."""
 

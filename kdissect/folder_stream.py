@@ -33,7 +33,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +58,7 @@ from kdissect.pipeline.decode import decoded_chunks, write_chunks
 from kdissect.pipeline.filters import of_hosts, within
 from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_tables import TableOutput
-from kdissect.pipeline.options import Options
+from kdissect.pipeline.options import Options, ReadOptions
 from kdissect.pipeline.plan import capture_id, read_key_logs
 from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.scan import bucket_of
@@ -114,7 +114,7 @@ def stream(
     table: str = "exchanges",
     late: str = "10m",
     max_bytes: int = 1 << 30,
-    **options: Any,
+    **options: Unpack[ReadOptions],
 ) -> DataFrame:
     """A table of the captures that appear in a folder, as a streaming DataFrame.
 

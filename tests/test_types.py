@@ -6,18 +6,25 @@ from mypy import api
 
 ROOT = Path(__file__).parents[1]
 USES = """
+from pyspark.sql import DataFrame, SparkSession
+
 import kdissect
 
+spark: SparkSession
 t: kdissect.Tables = kdissect.read("a.pcap", ports=[9092])
+d: DataFrame = kdissect.stream(spark, "captures/", late="1m", ports=9092, keylog=["keys"])
 n: int = len(kdissect.open("out")["exchanges"])
 v: str = t.readiness("4.0")["verdict"]
 m: kdissect.Message = kdissect.decode_message(b"", side="request")
 kdissect.read(1, nonsense=3)
 kdissect.read("a.pcap").exchanges.head("3")
+kdissect.read("a.pcap").exchangs
+kdissect.stream(spark, "captures/", nonsense=2)
+kdissect.stream(spark, "captures/", ports="many")
 kdissect.nothing_of_ours()
 x: int = kdissect.decode_message(b"", side="request")
 """
-WRONG = range(8, 12)  # lines
+WRONG = range(12, 19)  # lines
 
 
 def test_mypy_tells_right_uses_from_wrong_ones(tmp_path: Path) -> None:

@@ -26,11 +26,13 @@ def open_selected(
 ) -> Tables:
     """Return the tables of `open_source` with the selected exchanges only; warns if there are
     none."""
+    from kdissect import api
+
     selection = selected.selection()
     tables = open_source(paths, options)
     if selection.is_empty:
         return tables
-    chosen = tables.select(selection)
+    chosen = api.selected(tables, selection)
     if not chosen.exchanges.num_rows:
         count = tables.exchanges.num_rows
         say(f"warning: 0 of {count:,} exchanges pass the filters")

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from kdissect.capture.splits import FRAGMENT_MAX
 from kdissect.codec import compression, telemetry
@@ -110,6 +110,20 @@ _MOST = {
     "nesting": 200,
     "anomaly_data": 1 << 20,
 }
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options of `kdissect.read` that other functions take by the same names."""
+
+    ports: int | Sequence[int]
+    reveal_secrets: bool
+    payload: str
+    decode_values: str | None
+    keylog: PathLike | Sequence[PathLike]
+    hosts: str | Sequence[str]
+    from_: Time | None
+    until: Time | None
+    limits: Limits | Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.errors import Error
+from kdissect.errors import QueryError
 from kdissect.interrupts import interrupts
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
@@ -168,7 +168,7 @@ class Selection:
         return np.flatnonzero(kept)
 
     def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
-        """int64[n]: rows of `exchanges` that pass; None for all. Raises WhereError."""
+        """int64[n]: rows of `exchanges` that pass; None for all. Raises QueryError."""
         masks = list(self._masks(table))
         rows = np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
         if self.where is not None:
@@ -259,10 +259,6 @@ def _is_end(table: pa.Table, end: str, name: ConnectionName) -> npt.NDArray[np.b
     return is_address & bools(pc.equal(table[f"{end}_port"], name.port))
 
 
-class WhereError(Error):
-    """The `--where` expression is no valid SQL, or names a column that does not exist."""
-
-
 class Where:
     """An SQL expression that is applied to one batch of rows after the other.
 
@@ -281,7 +277,7 @@ class Where:
         self._connection.execute("SET lock_configuration=true")
 
     def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """int64[n]: rows for which the expression is true. Raises WhereError."""
+        """int64[n]: rows for which the expression is true. Raises QueryError."""
         number = pa.array(np.arange(table.num_rows, dtype=np.int64))
         numbered = table.append_column("_row", number)
         try:
@@ -290,5 +286,5 @@ class Where:
                 numbers = relation.project("_row").fetchnumpy()["_row"]
         except self._errors as error:
             reason = str(error).splitlines()[0]
-            raise WhereError(f"--where {self._expression}: {reason}") from None
+            raise QueryError(f"--where {self._expression}: {reason}") from None
         return np.sort(np.asarray(numbers, np.int64))

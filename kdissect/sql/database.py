@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.capture.object_store import repeated
-from kdissect.errors import EnvironmentFailed, Error
+from kdissect.errors import EnvironmentFailed, QueryError
 from kdissect.interrupts import interrupts
 from kdissect.protocol.model import snake_case
 
@@ -57,10 +57,6 @@ STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")
 _READS = (
     "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
 )
-
-
-class QueryError(Error, ValueError):
-    """A query cannot be run: its SQL is wrong, or it would do more than read."""
 
 
 class Database:
@@ -283,7 +279,7 @@ def _errors() -> Iterator[None]:
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         text = one_line(error)
         if text.startswith(_OUT_OF_MEMORY):
-            raise EnvironmentFailed(f"{text}; --memory gives a query more") from error
+            raise EnvironmentFailed(f"{text}; --memory-limit gives a query more") from error
         if text.startswith("IO Error") or STORE_ERROR.search(text) or getattr(error, "errno", None):
             raise EnvironmentFailed(text) from error
         raise QueryError(text) from error

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pyarrow as pa
 
-from kdissect.errors import EnvironmentFailed
-from kdissect.sql.database import Database, QueryError
+from kdissect.errors import EnvironmentFailed, QueryError
+from kdissect.sql.database import Database
 from kdissect.sql.formats import write_table
 
 FIRST, NEXT = "kdissect> ", "     ...> "

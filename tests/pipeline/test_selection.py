@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import kdissect
+from kdissect.api import selected
 from kdissect.cli import app
+from kdissect.errors import QueryError
 from kdissect.pipeline.filters import time_ns
-from kdissect.pipeline.selection import ConnectionName, Selection, WhereError, api_keys, duration_ms
+from kdissect.pipeline.selection import ConnectionName, Selection, api_keys, duration_ms
 from kdissect.show.loop import Style
 from tests.builders.showing import shown
 from tests.conftest import CAPTURES
@@ -126,7 +128,7 @@ def test_exchanges_are_selected_by_sql(rows: pd.DataFrame) -> None:
 )
 def test_sql_that_is_wrong_or_reads_files_is_refused(where: str) -> None:
     """One clear error; no file is read."""
-    with pytest.raises(WhereError, match="--where"):
+    with pytest.raises(QueryError, match="--where"):
         ids(Selection(where=where))
 
 
@@ -159,7 +161,7 @@ def test_tables_of_a_selection(
 ) -> None:
     """Rows of these exchanges and their connections, for pyarrow and for DuckDB."""
     tables = librdkafka.write(tmp_path / "tables") if is_on_disk else librdkafka
-    chosen = tables.select(Selection(topics=("RD-TX",), where="api_name <> 'Metadata'"))
+    chosen = selected(tables, Selection(topics=("RD-TX",), where="api_name <> 'Metadata'"))
     has = rows.topics.map(lambda names: "rd-tx" in list(names)) & (rows.api_name != "Metadata")
     expected = of(rows, has)
     assert set(chosen.exchanges.to_pandas()["exchange_id"]) == expected

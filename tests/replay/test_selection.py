@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
+from kdissect.api import selected
 from kdissect.pipeline.selection import Selection
 from kdissect.replay.model import PlanOptions
 from kdissect.replay.planning.plan import make_plan
@@ -27,9 +28,8 @@ def test_the_same_requests_as_in_the_table(client: str, tmp_path: Path) -> None:
     saved = tmp_path / "x.replay"
     save(load_workload(PATH), str(saved))
     tables = kdissect.read(PATH)
-    expected = set(
-        tables.select(Selection(clients=(client,))).exchanges.to_arrow()["exchange_id"].to_pylist()
-    )
+    chosen = selected(tables, Selection(clients=(client,))).exchanges
+    expected = set(chosen.to_arrow()["exchange_id"].to_pylist())
     for source in (PATH, saved):
         all_sent = sent_exchanges(source)
         assert sent_exchanges(source, client) == all_sent & expected < all_sent
