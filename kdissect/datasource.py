@@ -43,7 +43,7 @@ from kdissect.tables.schemas import api_schema, fixed_tables
 NAME = "kdissect"
 _KNOWN = (
     *("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues"),
-    *("host", "from", "to", "spool"),
+    *("host", "from", "until", "spool"),
 )
 _TRUE = ("true", "1", "yes")
 KEPT_S = 86_400
@@ -52,8 +52,9 @@ KEPT_S = 86_400
 class KdissectDataSource(DataSource):
     """The format "kdissect".
 
-    Options, besides the path: `table` (default `exchanges`) and those of the command line: port,
-    keylog, payload, revealSecrets, decodeValues, host, from, to, spool. Lists are comma-separated.
+    Options, besides the path: `table` (default `exchanges`) and those of the command line:
+    port, keylog, payload, revealSecrets, decodeValues, host, from, until, spool. Lists are
+    comma-separated.
     """
 
     @classmethod
@@ -89,7 +90,7 @@ class KdissectDataSource(DataSource):
             decode_values=self.options.get("decodeValues"),
             hosts=self._list("host"),
             from_=self.options.get("from"),
-            until=self.options.get("to"),
+            until=self.options.get("until"),
         )
 
     def _set(self) -> Tables:

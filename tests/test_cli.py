@@ -57,6 +57,14 @@ def test_each_declared_option_belongs_to_a_command() -> None:
     }
 
 
+def test_each_option_has_one_name() -> None:
+    """But for the end of a time, as --from and --to are a pair, and for a spelling."""
+    declared = tomllib.loads(Path(verbs.__file__).with_name("options.toml").read_text("utf-8"))
+    flags = [option[0] for options in declared.values() for option in options.values()]
+    several = {flag for flag in flags if " --" in flag}
+    assert several == {"--until --to", "--colour/--no-colour --color/--no-color"}
+
+
 def test_closed_streams() -> None:
     """A parent that closed stdin, stdout or stderr gets the exit code, no traceback."""
     command = f"{sys.executable} -m kdissect"
@@ -106,7 +114,7 @@ show {capture} --port 99999                           | must be less than or equ
 sql {set} "select * form exchanges"                   | Parser Error
 sql {set} "select nothing from exchanges"             | "nothing" not found
 sql {set} "copy exchanges to 'x.csv'"                 | this is COPY
-sql {set} "select 1" --memory lots                    | memory limit lots
+sql {set} "select 1" --memory-limit lots              | memory limit lots
 sql {set} "select 1" --format xml                     | 'xml'
 sql {set} "select 1" --out no/such/folder/x           | no/such/folder/x: cannot be written
 sql {set} "select 1" --out {tmp}/a.xlsx               | .csv, .json, .ndjson, .parquet, .arrow
@@ -114,7 +122,7 @@ sql {tmp}/in "select 1"                               | /in: no table set
 check {tmp}/in                                        | /in: no table set
 diff {set} {tmp}/in                                   | /in: no table set
 diff {set} {set} --fail-on speed                      | --fail-on speed: no such kind
-diff {set} {set} --memory x                           | memory limit x
+diff {set} {set} --memory-limit x                     | memory limit x
 incidents {set} --fail-on bda                         | 'bda' is none of bad, warn, info, advert
 report {tmp}/none                                     | /none: no such file or directory
 report {set} --out {tmp}                              | is a folder

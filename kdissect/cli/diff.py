@@ -30,7 +30,7 @@ def diff_command(
     capture: SourceOptions,
     result: ResultOptions,
     fail_on: str | None = None,
-    memory: str = "1GiB",
+    memory_limit: str = "1GiB",
 ) -> None:
     """Compare two captures: versions, clients, errors, latency, sizes and settings."""
     from kdissect.diff.compare import compare, failing, parse_kinds
@@ -38,7 +38,7 @@ def diff_command(
     kinds = parse_kinds(fail_on)
     tables = open_source([a], capture), open_source([b], capture)
     with logged_step("compare"):
-        document = compare(*tables, memory_limit=memory)
+        document = compare(*tables, memory_limit=memory_limit)
     failed = failing(document, kinds)
     ending = ["", f"Failed on {', '.join(failed)}"] if failed else []
     result.put(

@@ -74,7 +74,7 @@ class ShownOptions(OptionGroup):
   kdissect show trace.pcap
   kdissect show trace.pcap.gz --api Fetch --slow 50ms --topic orders
   kdissect show trace.pcap --errors -v
-  kdissect show trace.pcap --follow 10.0.0.7:51234 -x
+  kdissect show trace.pcap --connection 10.0.0.7:51234 -x
   kdissect show trace.pcap --where "client_id like 'app-%' and response_size > 1e6" --json
   kdissect show trace.pcap --slow 1s --out slow.csv
   tcpdump -i any -U -w - port 9092 | kdissect show -

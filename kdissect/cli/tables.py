@@ -82,7 +82,7 @@ def sql_command(
     query: str | None = None,
     form: Format | None = None,
     out: str | None = None,
-    memory: str = "1GiB",
+    memory_limit: str = "1GiB",
 ) -> None:
     """Query the tables with SQL: each is a view, exchanges, api_fetch, internal_offset_commit,
     ..."""
@@ -100,7 +100,7 @@ def sql_command(
         query = "" if is_prompt else sys.stdin.read()
     tables = open_source([source], capture)
     say_notes(tables)
-    with tables.database(memory_limit=memory) as database:
+    with tables.database(memory_limit=memory_limit) as database:
         if is_prompt:
             _prompt(tables, database)
             return

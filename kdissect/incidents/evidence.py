@@ -107,4 +107,4 @@ class Evidence:
 
     def follow(self, connection_ids: Sequence[int]) -> str:
         """Return the command that shows the first connection, so that the command stays short."""
-        return self.command("show", "--follow", str(connection_ids[0]))
+        return self.command("show", "--connection", str(connection_ids[0]))

@@ -97,7 +97,7 @@ def test_options_are_those_of_the_command_line(read_tasks):
     hidden = read_tasks("records", payload="none")
     assert hidden["value"].null_count == hidden.num_rows > 0
     assert read_tasks("exchanges", host="10.9.9.9").num_rows == 0
-    assert read_tasks("exchanges", to="2000-01-01").num_rows == 0
+    assert read_tasks("exchanges", until="2000-01-01").num_rows == 0
 
 
 def test_internal_tables_have_the_schema_of_their_records(read_tasks, tmp_path):
@@ -115,6 +115,7 @@ def test_internal_tables_have_the_schema_of_their_records(read_tasks, tmp_path):
         ("exchange", {}, "no table 'exchange'"),
         ("apis/Fetsch", {}, "Fetsch"),
         ("exchanges", {"colour": "red"}, "no option 'colour'"),
+        ("exchanges", {"to": "2000-01-01"}, "no option 'to'"),
         ("exchanges", {"payload": "some"}, "payload must be one of"),
         ("exchanges", {"path": "absent.pcap"}, r"absent\.pcap"),
     ],
