@@ -9,21 +9,28 @@ host (`copies`).
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from kdissect import memory_maps
 from kdissect.arrays import Addresses, Bytes, Ints, Positions, Rows
 from kdissect.capture.copies import local_path
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.packet_reader import STEP_CUT, STEP_END
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import copy_bytes, kernel
+
+_POPULATE_READ = 22  # advice of madvise: read mapped pages into memory, from Linux 5.14 on
+_libc: ctypes.CDLL | None = None
+with suppress(TypeError):  # Windows has no library without a name
+    _libc = ctypes.CDLL(None, use_errno=True)
 
 WALKED_BYTES = 8 << 20  # bytes tested at a time in a walk over a capture
 
@@ -97,17 +104,14 @@ def fault(address: int, size: int) -> str | None:
     """Return why bytes of a file mapping cannot be read; None if they can.
 
     Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
-    Linux before 5.14 cannot test this.
+    Linux before 5.14 and other systems cannot test this.
     """
-    start = address // memory_maps.PAGE_SIZE * memory_maps.PAGE_SIZE
-    if not size:
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    extent = ctypes.c_void_p(start), ctypes.c_size_t(address + size - start)
+    if not size or _libc is None or not _libc.madvise(*extent, _POPULATE_READ):
         return None
-    try:
-        memory_maps.read_pages(start, address + size - start)
-    except OSError as error:
-        is_untested = error.errno in (errno.EINVAL, errno.EINTR)
-        return None if is_untested else os.strerror(errno.EIO)
-    return None
+    is_untested = ctypes.get_errno() in (errno.EINVAL, errno.EINTR)
+    return None if is_untested else os.strerror(errno.EIO)
 
 
 def was_cut(path: str, size: int) -> EnvironmentFailed | None:

@@ -29,7 +29,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kdissect import memory_maps
 from kdissect.capture import object_store
 from kdissect.capture.segments import SegmentBatch
 from kdissect.pipeline import exchange_index, local
@@ -128,7 +127,6 @@ def _mapped(
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         object_store.use(settings)
-        _enter(stage.__name__)
         summary = RunSummary()
         for row in stage(_rows(batches), *values):
             if row.key == RUN:
@@ -217,14 +215,6 @@ def _plain(row: StepRow) -> tuple[int, int, int, bytes]:
 
 
 _settled: set[str] = set()
-_stage_here = [""]  # name of the last stage in this process
-
-
-def _enter(stage: str) -> None:
-    """Free memory that an earlier stage left: its blocks have other sizes than this stage needs."""
-    if _stage_here[0] != stage:
-        _stage_here[0] = stage
-        memory_maps.trim_heap()
 
 
 def _settle(stage: str) -> None:
