@@ -9,6 +9,7 @@ import base64
 import multiprocessing
 import pickle
 import resource
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ from kdissect.capture.packet_reader import CURSOR
 from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import RunPlan, make_plan
+from kdissect.pipeline.plan import RunPlan, TaskPlan, make_plan
+from kdissect.pipeline.set_folder import SetFolder
+from kdissect.pipeline.task_table import share_in
 
 GB = 1 << 30
 INPUTS = {"10 GB": (10, 1), "1 TB": (1024, 1), "100 TB": (102_400, 4)}  # GB, GB of each file
@@ -59,11 +62,17 @@ def planned(total_gb: int, file_gb: int) -> dict[str, int | str]:
         "buckets": plan.bucket_count,
         "slots": plan.slot_count,
         "keys of events": plan.event_key_count,
-        "plan in a task, MB": f"{len(plan.for_tasks()) / 1e6:.2f}",
+        "plan in a task, MB": f"{len(pickle.dumps(shared(plan))) / 1e6:.2f}",
         "units of a scan task, kB": f"{max(map(len, items)) / 1e3:.1f}",
         "driver, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "seconds": f"{took:.1f}",
     }
+
+
+def shared(plan: RunPlan) -> TaskPlan:
+    """The plan as each task gets it; what is large is in files, which go."""
+    with tempfile.TemporaryDirectory() as out:
+        return plan.for_tasks(share_in(SetFolder(out), "run", plan.folder))
 
 
 def names_bytes(count: int) -> int:

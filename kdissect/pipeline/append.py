@@ -52,6 +52,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from kdissect import __version__
@@ -214,6 +215,7 @@ def append_plan(
             event_files=tuple(
                 path for name in SCHEMAS for path in files.get(f"{STATE}/{name}", ())
             ),
+            capture_count=len(known["capture_ids"]),
             byte_count=manifest["totals"]["bytes"],
         ),
         replace(
@@ -267,17 +269,18 @@ def planned_append(
 
 def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
     """The plan with room for the captures of the set. No step reads those captures."""
-    earlier = append.before.known["capture_ids"]
-    count = len(earlier)
+    count = append.before.capture_count
+    earlier = np.array(append.before.known["capture_ids"], np.int64)
+    nothing = InputFile(os.devnull, "unknown", data_path=os.devnull)
     return replace(
         plan,
-        files=(*[os.devnull] * count, *plan.files),
-        sizes=(*[0] * count, *plan.sizes),
+        files=(*[nothing] * count, *plan.files),
+        sizes=np.append(np.zeros(count, np.int64), plan.sizes),
         captures=tuple(
             replace(info, source=info.source + count) if info.source >= 0 else info
             for info in plan.captures
         ),
-        capture_ids=(*earlier, *plan.capture_ids),
+        capture_ids=np.append(earlier, plan.capture_ids),
         end_ns=max(append.before.known["end_ns"], plan.end_ns),
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
         keeps=True,
@@ -314,7 +317,7 @@ def state_to_save(plan: RunPlan, summary: RunSummary, append: AppendPlan | None)
     known = append.before.known if append else {"names_used": [], "changed_ns": {}}
     used = {(kind, name) for kind, name in [*known["names_used"], *summary.names_used]}
     document = {
-        "capture_ids": plan.capture_ids[: len(plan.sizes)],
+        "capture_ids": plan.capture_ids[: len(plan.sizes)].tolist(),
         "facts": summary.facts.to_bytes().decode(),
         "end_ns": plan.end_ns,
         "changed_ns": known["changed_ns"] | _changed_ns(plan),

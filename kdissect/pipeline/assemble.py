@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Indices, Ints, Rows, gather_ranges, take
+from kdissect.arrays import Ids, Indices, Ints, Rows, gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import SEGMENT, SegmentBatch
@@ -157,7 +157,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterat
         assembly.endpoints, assembly.connections, clients, assembly.tls, assembly.tcp
     ).filter(pa.array(overlaps))
     connections = continued(connections, pa.concat_tables(earlier))
-    anomalies = anomaly_tables(assembly, sources, list(plan.capture_ids), options)
+    anomalies = anomaly_tables(assembly, sources, plan.capture_ids, options)
     tables = chain(
         _connections(connections, bucket.states),
         (("anomalies", table) for table in chain(anomalies, [anomalies_table(bucket.notes)])),
@@ -277,7 +277,7 @@ def _connections(
 
 
 def anomaly_tables(
-    assembly: Assembly, sources: Sources, capture_ids: list[int], options: Options
+    assembly: Assembly, sources: Sources, capture_ids: Ids | list[int], options: Options
 ) -> Iterator[pa.Table]:
     """Rows of `anomalies`, with as many bytes of each fault as the options allow."""
     anomalies, ids = assembly.anomalies, assembly.connections["connection_id"]

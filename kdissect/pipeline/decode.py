@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-import numpy as np
-
 from kdissect.arrays import Ids, Indices
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
@@ -75,8 +73,7 @@ def decode(
     sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
-    ids = np.array(plan.capture_ids, np.int64)
-    rows_of_chunks = chunks_in_time(assembly.exchanges)
+    rows_of_chunks, ids = chunks_in_time(assembly.exchanges), plan.capture_ids
     chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, known.topics, plan.options)
     used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():

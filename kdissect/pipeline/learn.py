@@ -11,7 +11,7 @@ A broker logs the token's owner then.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from kdissect.pipeline.brokers import (
     NodeRole,
     SeenBrokers,
 )
+from kdissect.pipeline.task_table import Share, TaskTable, TextMap, text_table
 from kdissect.pipeline.topic_messages import (
     add_bound,
     add_from_envelopes,
@@ -54,7 +55,17 @@ class KnownNames(NamedTuple):
     """What the decode step needs of a `Cluster`. owners: by token id."""
 
     topics: TopicNames
-    owners: dict[str, str]
+    owners: Mapping[str, str]
+
+    def for_tasks(self, share: Share) -> list[TaskTable]:
+        """Tables for `of_task`."""
+        texts = {"of_id": self.topics.of_id, "id_of": self.topics.id_of, "owners": self.owners}
+        return [share(name, text_table(of)) for name, of in texts.items()]
+
+    @staticmethod
+    def of_task(tables: list[TaskTable]) -> KnownNames:
+        of_id, id_of, owners = (TextMap(table.read()) for table in tables)
+        return KnownNames(TopicNames(of_id, id_of), owners)
 
 
 @dataclass(slots=True)
@@ -228,7 +239,7 @@ def _token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str
             yield row["token_id"], f"{row['principal_type']}:{row['principal_name']}"
 
 
-def with_owners(connections: pa.Table, owners: dict[str, str]) -> pa.Table:
+def with_owners(connections: pa.Table, owners: Mapping[str, str]) -> pa.Table:
     """`connections` with token owners as principals. owners: by token id."""
     if not owners:
         return connections

@@ -19,18 +19,17 @@ import math
 import os
 import pickle
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from kdissect.arrays import Rows
+from kdissect.arrays import Ids, Ints, Rows
 from kdissect.capture.copies import local_path, spooled
 from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.ip_fragments import Joined, join
@@ -41,6 +40,7 @@ from kdissect.capture.windows import TLS_KEY_LOG
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.step_rows import RowKind, StepRow
+from kdissect.pipeline.task_table import Share, TaskTable
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
@@ -87,18 +87,40 @@ class Before:
     """The set that a run continues.
 
     known: what `append.state_to_save` wrote. open_files, event_files: absolute paths of open
-    connections and of events. byte_count: bytes of its captures, which the plan does not read.
+    connections and of events. capture_count, byte_count: of its captures, which the plan does not
+    read.
     """
 
     known: dict[str, Any]
     open_files: tuple[str, ...]
     event_files: tuple[str, ...]
+    capture_count: int
     byte_count: int
 
     def for_tasks(self) -> Before:
         """What a task needs: the number of its captures, and their bytes."""
-        known = {"capture_ids": self.known["capture_ids"]}
-        return replace(self, known=known, open_files=(), event_files=())
+        return replace(self, known={}, open_files=(), event_files=())
+
+
+class InputTable(Sequence[InputFile]):
+    """The inputs in a table with their fields as columns."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, number: int) -> InputFile:  # type: ignore[override]
+        return InputFile(**{name: self._table[name][number].as_py() for name in _FIELDS})
+
+    @staticmethod
+    def table(files: Sequence[InputFile]) -> pa.Table:
+        """The table of these inputs."""
+        return pa.table({name: [getattr(file, name) for file in files] for name in _FIELDS})
+
+
+_FIELDS = [field.name for field in fields(InputFile)]
 
 
 @dataclass(frozen=True)
@@ -106,17 +128,19 @@ class RunPlan:
     """All that a task needs to know; made once per run, picklable.
 
     files: the inputs; files[source] are those that are captures, in the order of `source` numbers.
-    sizes: plain bytes of each capture. folder: of copies (`capture.copies`). keeps: the run saves
-    state for a later append. before: the set that the run adds to. Its captures have the first
-    `source` numbers; they are not read, and `captures` is without them. capture_ids: of these, then
-    of `captures`. end_ns: time of the latest packet so far, in ns since 1970; 0 without packets.
-    has_fragments: the captures have IP fragments.
+    sizes: plain bytes of each capture. secrets: (source, pos, length) of key logs inside captures.
+    folder: of copies (`capture.copies`). keeps: the run saves state for a later append. before: the
+    set that the run adds to. Its captures have the first `source` numbers; they are not read, and
+    `captures` is without them. capture_ids: of these, then of `captures`. end_ns: time of the
+    latest packet so far, in ns since 1970; 0 without packets. has_fragments: the captures have IP
+    fragments.
     """
 
-    files: tuple[str | InputFile, ...]
-    sizes: tuple[int, ...]
+    files: Sequence[InputFile]
+    sizes: Ints
     captures: tuple[CaptureInfo, ...]
-    capture_ids: tuple[int, ...]
+    capture_ids: Ids
+    secrets: pa.Table
     end_ns: int
     splits: tuple[Split, ...]
     has_fragments: bool
@@ -128,18 +152,17 @@ class RunPlan:
     @property
     def earlier_count(self) -> int:
         """Number of captures of earlier runs; their `source` numbers come first."""
-        return len(self.before.known["capture_ids"]) if self.before else 0
+        return self.before.capture_count if self.before else 0
 
     @cached_property
-    def source_start(self) -> npt.NDArray[np.int64]:
+    def source_start(self) -> Ints:
         """int64[captures]: position of each one's first byte in the bytes of all captures."""
-        sizes = np.array(self.sizes, np.int64)
-        return np.cumsum(sizes) - sizes
+        return np.cumsum(self.sizes) - self.sizes
 
     @cached_property
     def byte_count(self) -> int:
         """Plain bytes of the captures that this run reads."""
-        return sum(self.sizes)
+        return int(self.sizes.sum())
 
     @cached_property
     def task_count(self) -> int:
@@ -166,13 +189,12 @@ class RunPlan:
     def scan_units(self) -> list[ScanUnit]:
         """Splits, then numbers of inputs to hash, then files of saved connections."""
         saved = self.before.open_files if self.before else ()
-        return [*self.splits, *range(len(self.files)), *saved]
+        return [*self.splits, *range(self.earlier_count, len(self.files)), *saved]
 
     def scan_rows(self) -> list[StepRow]:
         """A row for each scan task, with consecutive units of about equal bytes."""
         units = list(enumerate(self.scan_units))
-        sizes = (0 if isinstance(file, str) else file.size for file in self.files)
-        hashed = (size // HASHED_PER_SCANNED for size in sizes)
+        hashed = (file.size // HASHED_PER_SCANNED for file in self.files[self.earlier_count :])
         ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
         bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
         count = len(ends) - 1
@@ -183,19 +205,24 @@ class RunPlan:
             for task, (start, stop) in enumerate(pairwise(starts))
         ]
 
-    def for_tasks(self) -> bytes:
-        """The plan for `of_task`, compressed, because it names every file; without what only the
-        driver reads. A scan task gets its splits from `scan_rows`."""
-        before = self.before and self.before.for_tasks()
-        captures = tuple(info for info in self.captures if info.secrets)
-        return zlib.compress(
-            pickle.dumps(replace(self, captures=captures, splits=(), before=before))
+    def for_tasks(self, share: Share) -> TaskPlan:
+        """The plan without what only the driver reads. A scan task gets its splits from
+        `scan_rows`."""
+        nothing = np.zeros(0, np.int64)
+        sizes = np.append(self.sizes, np.zeros(len(self.files) - len(self.sizes), np.int64))
+        inputs = InputTable.table(self.files)
+        inputs = inputs.append_column("bytes", [sizes]).append_column("id", [self.capture_ids])
+        plan = replace(
+            self,
+            files=(),
+            sizes=nothing,
+            captures=(),
+            capture_ids=nothing,
+            secrets=self.secrets.slice(0, 0),
+            splits=(),
+            before=self.before and self.before.for_tasks(),
         )
-
-    @staticmethod
-    def of_task(data: bytes) -> RunPlan:
-        plan: RunPlan = pickle.loads(zlib.decompress(data))
-        return plan
+        return TaskPlan(plan, share("inputs", inputs), share("secrets", self.secrets))
 
     @property
     def event_key_count(self) -> int:
@@ -210,11 +237,30 @@ class RunPlan:
     def key_logs(self) -> list[memoryview]:
         """The text of each key log file and of each secrets block inside a capture."""
         texts, sources = read_key_logs(self.options.keylog), self.sources()
-        for info in self.captures:
-            for kind, pos, length in info.secrets:
-                if kind == TLS_KEY_LOG and info.source >= 0:
-                    texts.append(sources.data(info.source)[pos : pos + length].copy().data)
+        for source, pos, length in zip(*self.secrets.to_pydict().values(), strict=True):
+            texts.append(sources.data(source)[pos : pos + length].copy().data)
         return texts
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """A plan for tasks, with the tables of `RunPlan` that grow with the input apart."""
+
+    plan: RunPlan
+    inputs: TaskTable
+    secrets: TaskTable
+
+    def read(self) -> RunPlan:
+        """The plan, in a task; the size of what is no capture is 0."""
+        inputs = self.inputs.read()
+        sizes, capture_ids = (inputs[name].to_numpy() for name in ("bytes", "id"))
+        return replace(
+            self.plan,
+            files=InputTable(inputs),
+            sizes=sizes,
+            capture_ids=capture_ids,
+            secrets=self.secrets.read(),
+        )
 
 
 # -- making a plan ---------------------------------------------------------------------------
@@ -296,18 +342,31 @@ def make_plan(
             splits[number] = replace(splits[number], fragments=part)
     return RunPlan(
         files=tuple(walk.file for walk in walks),
-        sizes=tuple(walk.size for walk in read),
+        sizes=np.array([walk.size for walk in read], np.int64),
         captures=tuple(
             replace(walk.info, source=number if number < len(read) else -1)
             for number, walk in enumerate(walks)
         ),
-        capture_ids=tuple(capture_id(walk.file.path) for walk in walks),
+        capture_ids=np.array([capture_id(walk.file.path) for walk in walks], np.int64),
+        secrets=_secrets(read),
         end_ns=max((walk.info.last_time_ns or 0 for walk in read), default=0),
         splits=tuple(splits),
         has_fragments=has_fragments,
         folder=folder,
         options=options,
     )
+
+
+def _secrets(walks: Sequence[WalkedCapture]) -> pa.Table:
+    """The places of the key logs inside the captures."""
+    places = [
+        (source, pos, length)
+        for source, walk in enumerate(walks)
+        for kind, pos, length in walk.info.secrets
+        if kind == TLS_KEY_LOG
+    ]
+    columns = np.array(places, np.int64).reshape(-1, 3).T
+    return pa.table(dict(zip(("source", "pos", "length"), columns, strict=True)))
 
 
 def _order(walk: WalkedCapture) -> tuple[bool | int | str, ...]:
@@ -447,7 +506,6 @@ def manifest_inputs(plan: RunPlan, hashes: dict[int, str]) -> list[dict[str, Any
     for number, (info, file) in enumerate(
         zip(plan.captures, files, strict=True), plan.earlier_count
     ):
-        assert isinstance(file, InputFile)
         etag = {"etag": file.tag} if is_remote(file.path) else {}
         item = {"path": info.path, "size": file.size, "sha256": hashes.get(number)}
         listed.append({**item, **etag, "is_capture": info.source >= 0})

@@ -102,7 +102,7 @@ def captures_table(plan: RunPlan, stats: RunSummary) -> pa.Table:
         assert stats.packets[of] == info.packet_count, (info.path, stats.packets[of])
         rows.append(
             {
-                "capture_id": plan.capture_ids[number],
+                "capture_id": int(plan.capture_ids[number]),
                 "path": info.path,
                 "format": info.format,
                 "compression": info.compression,
@@ -128,7 +128,7 @@ def cut_captures(plan: RunPlan) -> pa.Table:
         AnomalyRow(
             Anomaly.CAPTURE_CUT,
             info.error or "",
-            capture_id=plan.capture_ids[number],
+            capture_id=int(plan.capture_ids[number]),
             packet=info.error_packet if info.error_packet >= 0 else None,
             pos=info.error_pos if info.error_pos >= 0 else None,
         )

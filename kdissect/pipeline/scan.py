@@ -48,8 +48,7 @@ def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> I
     elif isinstance(unit, str):
         yield from _saved_connections(plan, number, unit)
     else:
-        file = plan.files[unit]
-        digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
+        digest = hashed_input(plan.files[unit], plan.folder)
         if digest is not None:
             yield RunSummary(hashes={unit: digest}).row(number)
 
@@ -126,7 +125,7 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
         yield AnomalyRow(
             Anomaly.LOST_FRAGMENTS,
             detail,
-            capture_id=plan.capture_ids[source],
+            capture_id=int(plan.capture_ids[source]),
             packet=packet,
             byte_count=count if count >= 0 else None,
         )

@@ -9,7 +9,7 @@
       -> collect: a row about the run per task, with the names of its files
 
 Between the jobs the driver merges the facts of all tasks. Every decode task gets their names, and
-every task the plan, with its function: Spark broadcasts a function of more than 1 MB.
+every task the plan; what grows with the input lies in tables beside the run (`task_table`).
 The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
 input one task does all steps, because a stage would cost more than its work (`plan`).
 The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
@@ -35,13 +35,14 @@ from kdissect.pipeline import exchange_index, local
 from kdissect.pipeline.assemble import assemble
 from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.learn import KnownNames
-from kdissect.pipeline.plan import Item, Result, Runner, RunPlan
+from kdissect.pipeline.plan import Item, Result, Runner, RunPlan, TaskPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import saved_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_session import job_errors
 from kdissect.pipeline.step_rows import RUN, RowKind, StepRow
 from kdissect.pipeline.table_writer import ParquetSink
+from kdissect.pipeline.task_table import CLOSURE_BYTES, TaskTable, share_in
 from kdissect.step_log import logged_step
 
 ROWS = "key long, kind int, ord long, data binary"
@@ -60,18 +61,22 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
     """Run all stages."""
     began = time.perf_counter()
     summary = RunSummary()
-    if plan.task_count == 1:
+    packed = zlib.compress(pickle.dumps(plan)) if plan.task_count == 1 else b""
+    if plan.task_count == 1 and len(packed) < CLOSURE_BYTES:
         one = spark.range(0, 1, 1, 1).selectExpr("id", "0", "id", "binary('')").toDF(*_SCHEMA.names)
-        whole = _mapped(one, _whole, plan, out, run_id)
+        whole = _mapped(one, _whole, packed, out, run_id)
         summary += _summary(spark, plan, whole, "run")
     else:
         sink = ParquetSink(out, run_id, "run")
-        assembled = _assembled(spark, plan).persist()
+        share = share_in(sink.place, run_id, plan.folder)
+        task_plan = plan.for_tasks(share)
+        assembled = _assembled(spark, plan, task_plan).persist()
         try:
             summary += _summary(spark, plan, assembled, "scan and assemble")
             write_run_tables(plan, summary, sink)
-            known = summary.facts.known_names()
-            decoded = _decoded(spark, plan, known, assembled, (out, run_id))
+            known = summary.facts.known_names().for_tasks(share)
+            values = (task_plan, known, out, run_id)
+            decoded = _decoded(spark, plan, assembled, values)
             summary += _summary(spark, plan, decoded, "decode and analyse")
         finally:
             assembled.unpersist()
@@ -89,28 +94,27 @@ def _summary(spark: SparkSession, plan: RunPlan, frame: DataFrame, step: str) ->
     return summary
 
 
-def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
+def _assembled(spark: SparkSession, plan: RunPlan, task_plan: TaskPlan) -> DataFrame:
     """Rows of the assemble step."""
-    scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, plan.for_tasks())
+    scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, task_plan)
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, _assemble, plan.for_tasks())
+    return _mapped(buckets, _assemble, task_plan)
 
 
 def _decoded(
     spark: SparkSession,
     plan: RunPlan,
-    known: KnownNames,
     assembled: DataFrame,
-    place: tuple[str, str],
+    values: tuple[TaskPlan, list[TaskTable], str, str],
 ) -> DataFrame:
-    """Rows about the run from the tasks that decode and analyse. place: (out, run_id)."""
+    """Rows about the run from the tasks that decode and analyse. values: of `_decode`."""
     rows = assembled.where(f"key != {RUN}")
     if saved := saved_events(plan):
         rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
     slots = _by_key(rows, plan.slot_count, plan.task_count)
-    decoded = _mapped(slots, _decode, plan.for_tasks(), known, *place)
+    decoded = _mapped(slots, _decode, *values)
     keys = _by_key(decoded, plan.event_key_count, plan.task_count)
-    return _mapped(keys, _analyse, *place)
+    return _mapped(keys, _analyse, *values[2:])
 
 
 # -- stages --------------------------------------------------------------------------------
@@ -139,13 +143,13 @@ def _mapped(
     return frame.mapInArrow(task, ROWS)
 
 
-def _scan(rows: Iterator[StepRow], plan: bytes) -> Iterator[StepRow]:
-    run_plan = RunPlan.of_task(plan)
+def _scan(rows: Iterator[StepRow], plan: TaskPlan) -> Iterator[StepRow]:
+    run_plan = plan.read()
     return scan(run_plan, run_plan.sources(), rows)
 
 
-def _assemble(rows: Iterator[StepRow], plan: bytes) -> Iterator[StepRow]:
-    run_plan = RunPlan.of_task(plan)
+def _assemble(rows: Iterator[StepRow], plan: TaskPlan) -> Iterator[StepRow]:
+    run_plan = plan.read()
     for key, group in _groups(rows):
         if key == RUN:
             yield from group
@@ -155,9 +159,9 @@ def _assemble(rows: Iterator[StepRow], plan: bytes) -> Iterator[StepRow]:
 
 
 def _decode(
-    rows: Iterator[StepRow], plan: bytes, known: KnownNames, out: str, run_id: str
+    rows: Iterator[StepRow], plan: TaskPlan, names: list[TaskTable], out: str, run_id: str
 ) -> Iterator[StepRow]:
-    run_plan = RunPlan.of_task(plan)
+    run_plan, known = plan.read(), KnownNames.of_task(names)
     sink: ParquetSink | None = None
     for slot, group in _groups(rows):
         sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
@@ -178,10 +182,10 @@ def _analyse(rows: Iterator[StepRow], out: str, run_id: str) -> Iterator[StepRow
         yield RunSummary(files=sink.close()).row()
 
 
-def _whole(rows: Iterator[StepRow], plan: RunPlan, out: str, run_id: str) -> Iterator[StepRow]:
+def _whole(rows: Iterator[StepRow], packed: bytes, out: str, run_id: str) -> Iterator[StepRow]:
     """All steps in one task, for a capture with one split and one slot."""
     for _ in rows:
-        yield local.staged_run(plan, out, run_id).row()
+        yield local.staged_run(pickle.loads(zlib.decompress(packed)), out, run_id).row()
 
 
 def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:

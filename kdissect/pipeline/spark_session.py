@@ -203,7 +203,7 @@ def _job_error(error: Exception) -> Exception:
 def _cut_input(plan: RunPlan) -> EnvironmentFailed | None:
     """The error for a capture that was truncated while mapped; workers that read it are killed."""
     for file, size in zip(plan.files, plan.sizes, strict=False):
-        if not isinstance(file, str) and file.data_path:
+        if file.data_path:
             error = was_cut(file.data_path, size)
             if error is not None:
                 return error

@@ -152,7 +152,7 @@ def texts_of_kinds(codes: Ints, text: Callable[[int, Ints], pa.Array]) -> pa.Arr
 
 
 def stream_anomalies(
-    anomalies: Rows, connection_ids: Ids, capture_ids: list[int], data: pa.Array
+    anomalies: Rows, connection_ids: Ids, capture_ids: Ids | list[int], data: pa.Array
 ) -> pa.Table:
     """`anomalies` from ANOMALY rows of an assembly; data[i] has the bytes of row i."""
 
@@ -173,7 +173,7 @@ def stream_anomalies(
         detail=texts_of_kinds(anomalies["kind"], text),
         connection_id=(np.append(connection_ids, 0)[connection], connection >= 0),
         exchange_id=(anomalies["exchange_id"], anomalies["exchange_id"] != 0),
-        capture_id=(np.array([*capture_ids, 0], np.int64)[source], source >= 0),
+        capture_id=(np.append(np.asarray(capture_ids, np.int64), 0)[source], source >= 0),
         packet=(anomalies["packet"], anomalies["packet"] >= 0),
         direction=anomalies["direction"],
         pos=(anomalies["pos"], anomalies["pos"] >= 0),

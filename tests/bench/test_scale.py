@@ -2,8 +2,7 @@
 
 import pickle
 
-from bench.scale import GB, planned, planned_run
-from kdissect.pipeline.plan import RunPlan
+from bench.scale import GB, planned, planned_run, shared
 
 
 def test_each_unit_is_in_one_task() -> None:
@@ -14,13 +13,13 @@ def test_each_unit_is_in_one_task() -> None:
     splits = [unit for _, unit in units if not isinstance(unit, int | str)]
     assert sum(split.end - split.pos for split in splits) == 10 * GB
     assert len(units) - len(splits) == len(plan.files) == 10
-    assert not RunPlan.of_task(plan.for_tasks()).splits
+    assert not shared(plan).plan.splits
 
 
 def test_a_task_stays_small() -> None:
     """At 10 TB the plan in each task has less than 200 kB, and its units less than 10 kB."""
     plan = planned_run(10_240, 1)
-    assert len(plan.for_tasks()) < 200_000
+    assert len(pickle.dumps(shared(plan))) < 200_000
     assert max(len(row.data) for row in plan.scan_rows()) < 10_000
 
 

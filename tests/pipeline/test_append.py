@@ -10,7 +10,7 @@ import pytest
 import kdissect
 from kdissect import accounts
 from kdissect.errors import OutputError
-from kdissect.pipeline import local, spark
+from kdissect.pipeline import local, spark, task_table
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
@@ -56,8 +56,9 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
 
 @pytest.mark.heavy
 @pytest.mark.spark
-def test_many_tasks_append_what_one_does(spark, tmp_path):
+def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
     """Appends on Spark with many splits and slots give the set of one run."""
+    monkeypatch.setattr(task_table, "TABLE_BYTES", 0)
     captures = rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"
     for capture in captures:

@@ -11,7 +11,10 @@ import pytest
 
 import kdissect
 from bench.measure import family
+from kdissect.pipeline import spark as spark_run
+from kdissect.pipeline import task_table
 from kdissect.pipeline.set_folder import STAGING
+from tests.builders.captures import Blocks, read_packets
 from tests.cases import cases
 from tests.material import needs_material
 from tests.truth.material import Capture
@@ -30,6 +33,27 @@ def test_spark_gives_the_rows_of_read(
     there = kdissect.dissect(spark, paths, tmp_path / "out", split_bytes=split_bytes)
     for found in (there, kdissect.open(tmp_path / "out"), here.write(tmp_path / "written")):
         assert set_differences(here, found) == []
+
+
+def test_tables_that_grow_lie_beside_the_run(
+    spark: Any, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks read inputs, the places of key logs and names of topics from files of the run."""
+    monkeypatch.setattr(task_table, "TABLE_BYTES", 0)
+    monkeypatch.setattr(spark_run, "CLOSURE_BYTES", 0)  # also if one task is enough
+    made = Blocks()
+    data = [made.section(), made.interface(resolution=9)]
+    data.append(made.secrets((captures / "tls13.keylog").read_bytes()))
+    packets = read_packets(captures / "tls13.pcap.gz")
+    data += [made.enhanced(packet.data, packet.time_ns) for packet in packets]
+    (tmp_path / "tls.pcapng").write_bytes(b"".join(data))
+    paths = [tmp_path / "tls.pcapng", captures / "librdkafka.pcap"]
+    here = kdissect.read(paths)
+    for split_bytes in (100_000, 1 << 30):
+        out = tmp_path / str(split_bytes)
+        there = kdissect.dissect(spark, paths, out, split_bytes=split_bytes)
+        assert set_differences(here, there) == []
+        assert not (out / STAGING).exists()
 
 
 @pytest.mark.heavy
