@@ -10,15 +10,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 FOLDERS = (
-    "kdissect",
-    "pyspark_kdissect",
-    "tests",
-    "lab",
-    "bench",
-    "tools",
-    "docs",
-    "reports",
-    "examples",
+    *("kdissect", "pyspark_kdissect", "tests", "lab", "bench", "tools"),
+    *("docs", "reports", "examples"),
 )
 # Of no file in particular.
 PLACEHOLDERS = {"docs/PAGE.md", "a/b/c.py", "b/c.py", "c.py"}

@@ -123,15 +123,9 @@ def test_cut_and_damaged_vectors() -> None:
             cases.append((api_version, frame + b"\0\1"))
         met += compare(key, side, cases)
     print(f"compared {sum(met.values())} messages: {met}")
-    assert set(met) == {
-        Status.OK,
-        Status.TRUNCATED,
-        Status.VARINT_OVERFLOW,
-        Status.NEGATIVE_LENGTH,
-        Status.COUNT_IMPOSSIBLE,
-        Status.DUPLICATE_TAG,
-        Status.TAG_SIZE_MISMATCH,
-    }
+    sizes = {Status.OK, Status.TRUNCATED, Status.NEGATIVE_LENGTH, Status.VARINT_OVERFLOW}
+    counts = {Status.COUNT_IMPOSSIBLE, Status.DUPLICATE_TAG, Status.TAG_SIZE_MISMATCH}
+    assert set(met) == sizes | counts
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,11 @@ class Mutation:
     def any_index(self) -> int:
         return self.choose.randrange(len(self.packets))
 
-    def with_payload(self) -> int:
+    def any_packet(self) -> tuple[int, Packet]:
+        row = self.any_index()
+        return row, self.packets[row]
+
+    def with_payload(self) -> tuple[int, Packet]:
         rows = [
             row
             for row, packet in enumerate(self.packets)
@@ -65,7 +69,8 @@ class Mutation:
         ]
         if not rows:
             raise Nothing
-        return self.choose.choice(rows)
+        row = self.choose.choice(rows)
+        return row, self.packets[row]
 
     def replace(self, row: int, packet: Packet) -> None:
         self.touch(self.packets[row])
@@ -110,8 +115,7 @@ def one_direction(m: Mutation) -> None:
 
 
 def twice(m: Mutation) -> None:
-    row = m.any_index()
-    packet = m.packets[row]
+    row, packet = m.any_packet()
     m.touch(packet)
     later = m.choose.choice((0, 1000, 9_000_000, 11_000_000, 10**9))
     place = min(len(m.packets), row + 1 + m.choose.randint(0, 5))
@@ -129,23 +133,20 @@ def swap(m: Mutation) -> None:
 
 
 def cut_packet(m: Mutation) -> None:
-    row = m.any_index()
-    packet = m.packets[row]
+    row, packet = m.any_packet()
     size = m.choose.randint(0, len(packet.data))
     m.replace(row, replace(packet, data=packet.data[:size]))
 
 
 def flip_header(m: Mutation) -> None:
-    row = m.any_index()
-    packet = m.packets[row]
+    row, packet = m.any_packet()
     stop = packet.payload_pos if packet.is_tcp else len(packet.data)
     at = m.choose.randrange(max(1, stop))
     m.replace(row, packet.put(at, m.noise()))
 
 
 def step_clock(m: Mutation) -> None:
-    row = m.any_index()
-    packet = m.packets[row]
+    row, packet = m.any_packet()
     away = m.choose.choice((-(10**9), 10**9, -(10**13), 10**15, -(10**4)))
     m.replace(row, replace(packet, time_ns=max(0, packet.time_ns + away) % (2**32 * 10**9)))
 
@@ -170,8 +171,7 @@ def other_packet(m: Mutation) -> None:
 
 def change_numbers(m: Mutation) -> None:
     """Sequence number, acknowledgement, flags or ports of a segment."""
-    row = m.any_index()
-    packet = m.packets[row]
+    row, packet = m.any_packet()
     if not packet.is_tcp:
         return
     at, size = m.choose.choice(((4, 4), (8, 4), (13, 1), (0, 2), (2, 2), (12, 1)))
@@ -182,8 +182,8 @@ def change_numbers(m: Mutation) -> None:
 
 
 def resize(m: Mutation) -> None:
-    row = m.with_payload()
-    payload = m.packets[row].payload
+    row, packet = m.with_payload()
+    payload = packet.payload
     at = m.choose.randrange(len(payload))
     new = m.choose.choice(
         (
@@ -194,13 +194,12 @@ def resize(m: Mutation) -> None:
             payload * 2,
         )
     )
-    m.replace(row, m.packets[row].with_payload(new[:60000]))
+    m.replace(row, packet.with_payload(new[:60000]))
 
 
 def conflict(m: Mutation) -> None:
     """A retransmission with other bytes, which reaches before or after the first copy."""
-    row = m.with_payload()
-    packet = m.packets[row]
+    row, packet = m.with_payload()
     payload = m.choose.randbytes(m.choose.randint(1, 2 * len(packet.payload)))[:60000]
     seq = (packet.seq + m.choose.randint(-len(payload), len(payload))) % 2**32
     again = packet.with_payload(payload).put(packet.tcp_pos + 4, struct.pack(">I", seq))
@@ -212,8 +211,7 @@ def conflict(m: Mutation) -> None:
 
 def split_segments(m: Mutation) -> None:
     """The same bytes in smaller segments: nothing but packet numbers changes for others."""
-    row = m.with_payload()
-    packet = m.packets[row]
+    row, packet = m.with_payload()
     step = m.choose.choice((1, 3, 7, 100))
     payload = packet.payload[: 200 * step]
     rest = packet.payload[len(payload) :]
@@ -236,8 +234,7 @@ def split_segments(m: Mutation) -> None:
 
 def change_frame(m: Mutation) -> None:
     """Size prefix, api key, version, correlation id or client id of a frame."""
-    row = m.with_payload()
-    packet = m.packets[row]
+    row, packet = m.with_payload()
     place = m.base.positions[row] if row < len(m.base.positions) else 0
     frames = m.base.frames.get((packet.source, packet.key), [])
     here = [f for f in frames if place <= f.pos < place + len(packet.payload)]
@@ -264,8 +261,7 @@ def _put_inside(m: Mutation, row: int, at: int, new: bytes) -> None:
 
 
 def change_message(m: Mutation) -> None:
-    row = m.with_payload()
-    packet = m.packets[row]
+    row, packet = m.with_payload()
     at = m.choose.randrange(packet.payload_pos, len(packet.data))
     _put_inside(m, row, at, m.noise())
 

@@ -30,13 +30,8 @@ _ENTRY_LENGTH_MIN = 14
 _HEADER_SIZE = {0: 26, 1: 34, 2: 61}  # bytes of the smallest entry
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _CONTROL_TYPES = [
-    "ABORT",
-    "COMMIT",
-    "LEADER_CHANGE",
-    "SNAPSHOT_HEADER",
-    "SNAPSHOT_FOOTER",
-    "KRAFT_VERSION",
-    "KRAFT_VOTERS",
+    *("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER"),
+    *("SNAPSHOT_FOOTER", "KRAFT_VERSION", "KRAFT_VOTERS"),
 ]
 _FRAMING, _CRC, _CODEC, _RECORDS, _TEXT = range(5)  # the steps at which a fault is found
 _COLUMNS = """

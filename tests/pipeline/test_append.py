@@ -25,6 +25,12 @@ from tests.material import CAPTURES as SHARED
 from tests.material import needed
 from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated
 
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "tables"
+
+
 # -- by state -------------------------------------------------------------------------------
 
 
@@ -56,11 +62,10 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
 
 @pytest.mark.heavy
 @pytest.mark.spark
-def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
+def test_many_tasks_append_what_one_does(spark, tmp_path, out, monkeypatch):
     """Appends on Spark with many splits and slots give the set of one run."""
     monkeypatch.setattr(task_table, "TABLE_BYTES", 0)
     captures = rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
-    out = tmp_path / "tables"
     for capture in captures:
         tables = kdissect.dissect(spark, capture, out, append=True, split_bytes=20_000)
     assert tables.manifest["append"] == {"read_again": None}
@@ -68,10 +73,9 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
 
 
 @cases("name", ["java_2_0_1"], heavy=["librdkafka"])
-def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
+def test_captures_that_are_gone_are_not_missed(name, tmp_path, out, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
     captures = rotated(CAPTURES / f"{name}.pcap", 3, tmp_path / "parts")
-    out = tmp_path / "tables"
     for capture in captures:
         tables = appended(out, capture)
         assert tables.manifest.get("append", {}).get("read_again") is None
@@ -114,7 +118,7 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process):
     check(tables, captures)
 
 
-def test_parts_without_packets(tmp_path, in_process):
+def test_parts_without_packets(tmp_path, out, in_process):
     """The set of an empty capture, of another, and of an empty one again."""
     talk = Talk()
     talk.exchange(1)
@@ -122,7 +126,6 @@ def test_parts_without_packets(tmp_path, in_process):
         write_packets(tmp_path / f"{number}.pcap", packets)
         for number, packets in enumerate(([], talk.packets, []))
     ]
-    out = tmp_path / "tables"
     kdissect.dissect(None, captures[0], out, keep_state=True)
     for count in (2, 3):
         tables = appended(out, captures[count - 1])
@@ -195,10 +198,9 @@ def test_a_bucket_that_is_too_large_ends_its_connections(tmp_path, in_process, m
     assert counted(tables) == {"carry_limit": 1}
 
 
-def test_names_that_earlier_rows_lack_are_counted(tmp_path, in_process):
+def test_names_that_earlier_rows_lack_are_counted(tmp_path, out, in_process):
     """Topic names that come late are counted; --read-again gives the rows of one run."""
     captures = rotated(plain(CAPTURES / "sarama.pcap.gz", tmp_path), 5, tmp_path / "parts")
-    out = tmp_path / "tables"
     notes = [note for one in captures for note in appended(out, one).notes]
     notes = [note for note in notes if "that earlier rows lack" in note]
     tables = kdissect.open(out)
@@ -228,10 +230,9 @@ def halves(half_sets, tmp_path, in_process):
     return captures, tmp_path / "tables"
 
 
-def test_a_capture_from_the_middle_is_read_with_all(tmp_path, in_process):
+def test_a_capture_from_the_middle_is_read_with_all(tmp_path, out, in_process):
     """A capture from the middle makes the run read all captures again."""
     captures = rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
-    out = tmp_path / "tables"
     kdissect.dissect(None, [captures[0], captures[2]], out, keep_state=True)
     tables = appended(out, captures[1])
     reason = "the new captures begin before the end of those in the set"
@@ -266,18 +267,16 @@ def test_why_captures_are_read_again(change, reason, halves):
         append_plan(str(out), [captures[1]], Options(ports=ports), is_wanted)
 
 
-def test_a_state_is_saved_on_request_only(tmp_path, in_process):
+def test_a_state_is_saved_on_request_only(out, in_process):
     """Without --keep-state there is no folder _state."""
-    out = tmp_path / "tables"
     first = kdissect.dissect(None, CAPTURES / "java_2_0_1.pcap", out)
     assert first.manifest["state"] == {"missing": "it was written without --keep-state"}
     assert not (out / "_state").exists()
 
 
-def test_sets_that_keep_no_state_are_read_again(tmp_path, in_process):
+def test_sets_that_keep_no_state_are_read_again(tmp_path, out, in_process):
     """A set whose options exclude a state is appended by reading again."""
     captures = rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
-    out = tmp_path / "tables"
     first = kdissect.dissect(None, captures[0], out, payload="keys", keep_state=True)
     assert "as captured" in first.manifest["state"]["missing"]
     check(appended(out, captures[1], payload="keys"), captures, payload="keys")

@@ -21,6 +21,7 @@ from tests.capture.fragmenting import (
     shuffled,
     to_ipv6,
 )
+from tests.cases import cases
 from tests.conftest import CAPTURES
 
 EXCHANGE = [
@@ -79,21 +80,15 @@ CUTS = {
     "ipv4 576": cut_ipv4(552), "ipv4 1280": cut_ipv4(1256), "ipv4 tiny": cut_ipv4(8),
     "ipv6 576": cut_ipv6(528), "ipv6 1280": cut_ipv6(1232), "vxlan 576": cut_tunnel(552),
 }  # fmt: skip
-REPEATED = {"ipv4 1280", "ipv6 1280"}  # the same kinds in larger fragments
+REPEATED = ("ipv4 1280", "ipv6 1280")  # the same kinds in larger fragments
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        pytest.param(cut, id=name, marks=[pytest.mark.heavy] if name in REPEATED else [])
-        for name, cut in CUTS.items()
-    ],
-)
-def test_the_same_rows(tmp_path: Path, packets: list[Packet], cut: Any) -> None:
+@cases("name", [name for name in CUTS if name not in REPEATED], heavy=REPEATED)
+def test_the_same_rows(tmp_path: Path, packets: list[Packet], name: str) -> None:
     """In order, out of order, every fragment twice."""
-    is_ipv6 = cut in (CUTS["ipv6 576"], CUTS["ipv6 1280"])
-    whole = read(tmp_path, [to_ipv6(packet) for packet in packets] if is_ipv6 else packets)
-    datagrams = fragmented(packets, cut)
+    sent = [to_ipv6(packet) for packet in packets] if "ipv6" in name else packets
+    whole = read(tmp_path, sent)
+    datagrams = fragmented(packets, CUTS[name])
     is_tiny = max(map(len, datagrams)) > 256
     if is_tiny:  # more fragments than one datagram may have
         datagrams = [one if len(one) < 256 else [packet] for one, packet in

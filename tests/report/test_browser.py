@@ -132,16 +132,13 @@ return [...(wide(document.documentElement) ? ["page"] : []),
 
 
 PAGES, SIZES = ("long_names", "large", "page"), ((420, "dark"), (1000, "dark"), (1400, "light"))
-QUICK = (("long_names", SIZES[0]), ("page", SIZES[2]))
+QUICK = (("long_names", *SIZES[0]), ("page", *SIZES[2]))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("which", "width", "scheme"),
-    [
-        pytest.param(page, *size, marks=[] if (page, size) in QUICK else pytest.mark.heavy)
-        for page in PAGES
-        for size in SIZES
-    ],
+    QUICK,
+    heavy=sorted({(page, *size) for page in PAGES for size in SIZES} - {*QUICK}),
 )
 def test_nothing_scrolls_sideways(
     browser: Any, which: str, width: int, scheme: str, request: pytest.FixtureRequest

@@ -1,7 +1,9 @@
 """Rows of `exchanges` and entries of the request log, each with its counterpart."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from tests.truth import request_log
 from tests.truth.material import Capture
@@ -9,6 +11,9 @@ from tests.truth.request_log import Entry, Key
 from tests.truth.rows import Row
 
 ENVELOPE = 58
+_key: Callable[[Row], Key] = itemgetter(
+    "client_ip", "client_port", "broker_port", "correlation_id", "api_key", "api_version"
+)
 
 
 @dataclass
@@ -42,14 +47,3 @@ def match(capture: Capture) -> Match:
 def direct(capture: Capture) -> list[Entry]:
     """Log entries at their first broker: all but those of an Envelope."""
     return [e for e in request_log.load(capture.request_log_path) if not e.is_forwarded]
-
-
-def _key(row: Row) -> Key:
-    return (
-        row["client_ip"],
-        row["client_port"],
-        row["broker_port"],
-        row["correlation_id"],
-        row["api_key"],
-        row["api_version"],
-    )

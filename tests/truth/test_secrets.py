@@ -16,16 +16,10 @@ import kdissect
 from kdissect.cli import app
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
+from tests import planted_secrets
 from tests.builders.messages import Exchange, exchange, response_frame, write_capture
 from tests.builders.showing import raw_text
-from tests.planted_secrets import (
-    SECRET,
-    body,
-    secret_messages,
-    spellings,
-    unclassified,
-    write_secrets,
-)
+from tests.cases import cases
 from tests.replay.made import Answer, FakeBroker, empty_answer
 from tests.truth.hidden import secrets_of, table_bytes
 from tests.truth.material import Capture
@@ -41,7 +35,7 @@ class _Planted(Capture):
 
 @cache
 def _written() -> Path:
-    return write_secrets(Path(tempfile.mkdtemp()) / "planted.pcap")
+    return planted_secrets.write_secrets(Path(tempfile.mkdtemp()) / "planted.pcap")
 
 
 PLANTED = _Planted("planted")
@@ -50,20 +44,15 @@ RECORDED = ADMIN, SASL, TOKENS = tuple(
 )
 ALL = (PLANTED, *RECORDED)
 _HEAD = (0, 2), (2, 4), (4, 8)  # API, version and correlation id of a request
-HEAVY = pytest.mark.heavy
-RICHEST: tuple[str, ...] = ("-v", "-x", "--records")
-OTHER: tuple[tuple[str, ...], ...] = ((), ("--json", "--records"))
+STYLES = (("-v", "-x", "--records"), (), ("--json", "--records"), ("-v",), ("-x",), ("--json",))
 
-
-each_capture = pytest.mark.parametrize(
-    "capture", [PLANTED, *(pytest.param(one, marks=HEAVY) for one in RECORDED)], ids=str
-)
+each_capture = cases("capture", [PLANTED], heavy=RECORDED, ids=str)
 
 
 @cache
 def spelt(capture: Capture) -> frozenset[bytes]:
     if capture == PLANTED:
-        return frozenset(spellings())
+        return frozenset(planted_secrets.spellings())
     found = secrets_of(capture)
     assert len(found) >= 4
     return frozenset(found)
@@ -117,7 +106,7 @@ def table_set(capture: Capture) -> Path:
 
 def test_every_field_is_judged() -> None:
     """A new definition with a field that sounds like a secret has to be judged by someone."""
-    assert not unclassified()
+    assert not planted_secrets.unclassified()
 
 
 @each_capture
@@ -130,18 +119,14 @@ def test_the_secrets_are_in_the_captures(capture: Capture) -> None:
     assert leaks(capture, raw_text(shown.split("\n")).encode("latin-1"))
 
 
-@pytest.mark.parametrize(
+QUICK = [(PLANTED, style) for style in STYLES[:3]]
+
+
+@cases(
     ("capture", "style"),
-    [
-        pytest.param(
-            capture,
-            style,
-            id=f"{capture} {' '.join(style)}",
-            marks=[] if style in (RICHEST, *OTHER) and capture == PLANTED else [HEAVY],
-        )
-        for capture in ALL
-        for style in (RICHEST, *OTHER, ("-v",), ("-x",), ("--json",))
-    ],
+    QUICK,
+    heavy=[(one, style) for one in ALL for style in STYLES if (one, style) not in QUICK],
+    ids=str,
 )
 def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None:
     """No style of `show` prints a secret."""
@@ -229,7 +214,9 @@ def _other(value: Any) -> Any:
         return {name: _other(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_other(each) for each in value]
-    return {SECRET: b"other", SECRET.decode(): "other"}.get(value, value)
+    return {planted_secrets.SECRET: b"other", planted_secrets.SECRET.decode(): "other"}.get(
+        value, value
+    )
 
 
 @pytest.mark.parametrize("case", ["refused", "other answer", "other capture"])
@@ -237,9 +224,9 @@ def test_differences_tell_no_secret(case: str, tmp_path: Path) -> None:
     """The target refuses, or answers with other secrets; or only its answers have the secret."""
     made: list[Exchange] = []
     answers = {}
-    for key, version, side in secret_messages():
+    for key, version, side in planted_secrets.secret_messages():
         if side == 1:
-            captured = body(key, version, 1)
+            captured = planted_secrets.body(key, version, 1)
             if key == ApiKey.CREATE_TOPICS:
                 captured["topics"][0]["name"] = "orders"
             answer = _other(captured)

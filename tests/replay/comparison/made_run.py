@@ -5,18 +5,8 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay import model
 from kdissect.replay.comparison.judge import RunFacts
-from kdissect.replay.model import (
-    Connection,
-    Exchange,
-    Outcome,
-    PlanOptions,
-    ReplayPlan,
-    Step,
-    TopicFacts,
-    Workload,
-    WorkloadFacts,
-)
 from kdissect.replay.translation.id_map import IdMap
 from tests.builders.messages import exchange, response_frame
 
@@ -32,12 +22,15 @@ class Run:
     topics: Sequence[tuple[str, UUID, int]] = ()
 
     def __init__(self, policy: str = "delete") -> None:
-        self.connection = Connection(0, ("10.0.0.1", 1000), ("10.0.0.2", 9092))
-        self.outcomes: list[Outcome] = []
-        topic = TopicFacts("t", configs={"cleanup.policy": policy})
-        facts = WorkloadFacts(topics={"t": topic})
-        self.plan = ReplayPlan(
-            Workload("made", "capture", [self.connection], facts), PlanOptions(), [], [[]]
+        self.connection = model.Connection(0, ("10.0.0.1", 1000), ("10.0.0.2", 9092))
+        self.outcomes: list[model.Outcome] = []
+        topic = model.TopicFacts("t", configs={"cleanup.policy": policy})
+        facts = model.WorkloadFacts(topics={"t": topic})
+        self.plan = model.ReplayPlan(
+            model.Workload("made", "capture", [self.connection], facts),
+            model.PlanOptions(),
+            [],
+            [[]],
         )
 
     def add(self, at_s: float, api_key: int, version: int, sent: Body, answered: Body,
@@ -46,12 +39,16 @@ class Run:
         number = len(self.outcomes)
         frames = exchange(number, api_key, version, sent, answered)
         before = frames[1] if captured is None else response_frame(api_key, version, **captured)
-        one = Exchange(number, 0, number, api_key, version, "c", frames[0], before, 0, 0, 0, 0)
+        one = model.Exchange(
+            number, 0, number, api_key, version, "c", frames[0], before, 0, 0, 0, 0
+        )
         self.connection.exchanges.append(one)
-        step = Step(number, 0, one, ApiKey(api_key).name, "read", number, True)
+        step = model.Step(number, 0, one, ApiKey(api_key).name, "read", number, True)
         begin = int(at_s * S)
         self.outcomes.append(
-            Outcome(step, *frames, begin, begin + S // 1000, node_id=node, api_version=version)
+            model.Outcome(
+                step, *frames, begin, begin + S // 1000, node_id=node, api_version=version
+            )
         )
         return number
 

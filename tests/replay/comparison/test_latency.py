@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from kdissect.replay.comparison.latency import (
-    ALL,
-    LatencyTest,
-    captured_latencies,
-    compare_latencies,
-    notes_of,
-)
+from kdissect.replay.comparison import latency
 from kdissect.replay.model import ReplayPlan
 from tests.replay.made import MS, PlanMaker
 
@@ -44,10 +38,10 @@ def a_run(
     }  # fmt: skip
 
 
-def of_all(plan: ReplayPlan, *runs: dict[int, int]) -> LatencyTest:
+def of_all(plan: ReplayPlan, *runs: dict[int, int]) -> latency.LatencyTest:
     """The test of all APIs together; the last run is the one that counts."""
-    tests = compare_latencies(plan, runs[:-1], runs[-1])
-    [found] = [each for each in tests if each.api_name == ALL]
+    tests = latency.compare_latencies(plan, runs[:-1], runs[-1])
+    [found] = [each for each in tests if each.api_name == latency.ALL]
     return found
 
 
@@ -58,7 +52,7 @@ def test_a_delay_of_every_answer_is_found(plan: ReplayPlan) -> None:
     assert found.p_value < 0.01
     assert 490 * MS < found.answered_ns - found.reference_ns < 510 * MS
     assert "8 connections" in found.finding().note
-    assert found.finding().keys == (ALL,)
+    assert found.finding().keys == (latency.ALL,)
 
 
 def test_equal_runs_are_no_finding(plan: ReplayPlan) -> None:
@@ -94,7 +88,7 @@ def test_two_control_runs_predict_little(plan: ReplayPlan) -> None:
     two = a_run(plan, 1), a_run(plan, 2, factor=1.1)
     undecided = of_all(plan, *two, slower)
     assert not undecided.is_slower
-    [note, count] = notes_of([undecided], control_count=2)
+    [note, count] = latency.notes_of([undecided], control_count=2)
     assert note.startswith("2 control runs cannot decide whether latencies changed: all APIs took")
     assert count == "latencies of 0 tests decided, 0 slower"
     four = (*two, a_run(plan, 3), a_run(plan, 4, factor=1.1))
@@ -113,15 +107,15 @@ def test_one_connection_decides_nothing() -> None:
     found = of_all(plan, a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, more_ms=500))
     assert not found.is_decided
     assert not found.is_slower
-    [note, _] = notes_of([found], control_count=2)
+    [note, _] = latency.notes_of([found], control_count=2)
     assert "too few connections" in note
 
 
 def test_the_capture_as_reference_proves_little(plan: ReplayPlan) -> None:
     """Captured latencies are 1 ms here; the finding comes with a note about its worth."""
-    found = of_all(plan, captured_latencies(plan), a_run(plan, 3, more_ms=500))
+    found = of_all(plan, latency.captured_latencies(plan), a_run(plan, 3, more_ms=500))
     assert found.is_slower
-    notes = notes_of([found], control_count=0)
+    notes = latency.notes_of([found], control_count=0)
     assert "another machine on another day" in notes[0]
 
 
@@ -130,5 +124,5 @@ def test_requests_that_a_run_lacks_are_left_out(plan: ReplayPlan) -> None:
     first, second = a_run(plan, 1), a_run(plan, 2)
     part = {number: first[number] for number in list(first)[:40]}
     assert of_all(plan, part, second).exchanges == 40
-    assert compare_latencies(plan, [{}], second) == []
-    assert compare_latencies(plan, [], second) == []
+    assert latency.compare_latencies(plan, [{}], second) == []
+    assert latency.compare_latencies(plan, [], second) == []

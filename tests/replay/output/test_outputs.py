@@ -14,19 +14,9 @@ import pytest
 from rich.console import Console
 
 from kdissect.errors import CaptureError
+from kdissect.replay import model
 from kdissect.replay.comparison.kinds import RULE, kinds_of
 from kdissect.replay.comparison.normal_form import Keyed, compare
-from kdissect.replay.model import (
-    ABSENT,
-    Difference,
-    DroppedField,
-    Judgement,
-    OptionError,
-    Outcome,
-    SkipCode,
-    Skipped,
-    Verdict,
-)
 from kdissect.replay.output import console
 from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.console import print_plan, print_results, wide_console
@@ -40,8 +30,8 @@ from kdissect.replay.target.connection import LinkRecord
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"
-FAILED = Difference("topics[].error_code", ("orders",), HOSTILE, "3", note=HOSTILE)
-ALLOWED = Difference("throttle_time_ms", (), 0, 5, rule="throttle")
+FAILED = model.Difference("topics[].error_code", ("orders",), HOSTILE, "3", note=HOSTILE)
+ALLOWED = model.Difference("throttle_time_ms", (), 0, 5, rule="throttle")
 
 
 def made(fail_on: str = "different,error", ended: str = "") -> Results:
@@ -54,20 +44,24 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
     for step in plan.steps:
         step.exchange.client_id = HOSTILE
     judgements = [
-        Judgement(Verdict.SAME),
-        Judgement(Verdict.TOLERATED, [ALLOWED]),
-        Judgement(Verdict.DIFFERENT, [FAILED, ALLOWED]),
-        Judgement(Verdict.ERROR, reason=HOSTILE),
-        Judgement(Verdict.SKIPPED, reason="not allowed"),
+        model.Judgement(model.Verdict.SAME),
+        model.Judgement(model.Verdict.TOLERATED, [ALLOWED]),
+        model.Judgement(model.Verdict.DIFFERENT, [FAILED, ALLOWED]),
+        model.Judgement(model.Verdict.ERROR, reason=HOSTILE),
+        model.Judgement(model.Verdict.SKIPPED, reason="not allowed"),
     ]
     outcomes = []
     for step, judgement in zip(plan.steps, judgements, strict=True):
-        outcome = Outcome(step, judgement=judgement)
-        if judgement.verdict is Verdict.SKIPPED:
-            outcome.skipped = Skipped(SkipCode.NOT_ALLOWED, "not allowed")
+        outcome = model.Outcome(step, judgement=judgement)
+        if judgement.verdict is model.Verdict.SKIPPED:
+            outcome.skipped = model.Skipped(model.SkipCode.NOT_ALLOWED, "not allowed")
         else:
             outcome.sent, outcome.sent_ns, outcome.api_version = b"1234567890", MS, 4
-        if judgement.verdict in (Verdict.SAME, Verdict.TOLERATED, Verdict.DIFFERENT):
+        if judgement.verdict in (
+            model.Verdict.SAME,
+            model.Verdict.TOLERATED,
+            model.Verdict.DIFFERENT,
+        ):
             outcome.answer, outcome.answered_ns = b"1234", 3 * MS
         outcomes.append(outcome)
     link = LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)
@@ -163,7 +157,7 @@ def test_secrets_are_hidden() -> None:
     [found] = compare({"hmac": b"sesame"}, {"hmac": None}, lambda one, _: one)
     assert texts_of(found) == ("[redacted]", "null")
     config = {"name": "sasl.jaas.config", "value": "sesame"}
-    one = Difference("results[].configs[]", ("b", "sasl.jaas.config"), config, ABSENT)
+    one = model.Difference("results[].configs[]", ("b", "sasl.jaas.config"), config, model.ABSENT)
     assert texts_of(one) == ("{name=sasl.jaas.config, value=[redacted]}", "absent")
 
 
@@ -204,14 +198,14 @@ def test_exit_code_follows_findings_and_the_end() -> None:
     interrupted = made(ended="interrupted")
     interrupted.run.is_interrupted = True
     assert interrupted.exit_code == 130
-    with pytest.raises(OptionError, match="verdicts are"):
+    with pytest.raises(model.OptionError, match="verdicts are"):
         parse_fail_on(["everything"])
 
 
 def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     """What an accepted run has is tolerated, in whichever exchange; a new value is not."""
     results = made()
-    finding = Difference("end state", ("log t-0",), "5", "4")
+    finding = model.Difference("end state", ("log t-0",), "5", "4")
     results.findings.append(finding)
     write_json_lines(results, tmp_path / "r.jsonl")
     baseline = read_baseline(str(tmp_path / "r.jsonl"))
@@ -222,8 +216,10 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert baseline.new([finding]) == []
     fresh = made()
-    fresh.outcomes[0].judgement = Judgement(Verdict.DIFFERENT, [FAILED])
-    fresh.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [replace(FAILED, answered="4")])
+    fresh.outcomes[0].judgement = model.Judgement(model.Verdict.DIFFERENT, [FAILED])
+    fresh.outcomes[2].judgement = model.Judgement(
+        model.Verdict.DIFFERENT, [replace(FAILED, answered="4")]
+    )
     baseline.accept(fresh.outcomes)
     assert summary_row(fresh)["verdicts"]["different"] == 1
     assert baseline.new([replace(finding, answered="3")])
@@ -267,7 +263,7 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
     results = made()
     for outcome, value in zip(results.outcomes, (True, True, 7), strict=False):
         outcome.api_version = 2
-        outcome.dropped = [DroppedField("groups[1].require_stable", value)]
+        outcome.dropped = [model.DroppedField("groups[1].require_stable", value)]
     results.notes = dropped_notes(results.outcomes)
     note = (
         "Heartbeat v4 was sent as v2, which has no groups[].require_stable; "
@@ -288,7 +284,7 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
 
 def test_findings_about_the_whole_run_are_in_every_output(tmp_path: Path) -> None:
     """A slower API fails the run only if --fail-on names latency; hostile names stay text."""
-    finding = Difference("latency", (HOSTILE,), "1 ms", "501 ms", note="p = 0.0001")
+    finding = model.Difference("latency", (HOSTILE,), "1 ms", "501 ms", note="p = 0.0001")
     for fail_on, code in (("none", 0), ("latency", 1)):
         results = made(fail_on)
         results.findings.append(finding)
@@ -337,12 +333,12 @@ def test_a_run_without_output_prints_its_state(
 def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
     """Once, in a section of their own, and they fail no run."""
     results = made("different")
-    change = Difference(
+    change = model.Difference(
         "results[].configs[].value", ("topic t", "message.timestamp.after.max.ms"), "1", "2",
         RULE, "another default (KIP-1030)",
     )  # fmt: skip
     for outcome in results.outcomes[:3]:
-        outcome.judgement = Judgement(Verdict.TOLERATED, [change])
+        outcome.judgement = model.Judgement(model.Verdict.TOLERATED, [change])
     results.kinds, results.releases = [], ("3.9", "4.3")
     assert results.exit_code == 0
     line = (

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 
 from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import (
-    ANONYMOUS_PRINCIPAL,
-    Exchange,
-    PlanOptions,
-    ReplayPlan,
-    SkipCode,
-    TopicFacts,
-    Workload,
-)
+from kdissect.replay import model
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.source import INTERNAL_APIS, load_workload
@@ -42,7 +34,7 @@ from tests.replay.other_cluster import everything
 DELETED = {"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}  # records
 
 
-def runnable(plan: ReplayPlan) -> bool:
+def runnable(plan: model.ReplayPlan) -> bool:
     """Whether a runner that follows the plan gets to the end: every wait is for something that can
     come, in the order of the lanes."""
     settled = {step.number for step in plan.steps if step.skipped is not None}
@@ -87,7 +79,7 @@ def test_names_are_chosen_by_patterns(chosen: Selection, apis: set[str]) -> None
             (metadata(), ANSWERS[ApiKey.METADATA]),
         ])]
     )  # fmt: skip
-    plan = make_plan(made, PlanOptions(frozenset({"groups"}), chosen))
+    plan = make_plan(made, model.PlanOptions(frozenset({"groups"}), chosen))
     assert {step.api_name for step in plan.steps if step.skipped is None} == apis
 
 
@@ -127,7 +119,7 @@ def test_a_topic_is_deleted_after_the_fetches_of_its_sessions() -> None:
     """A Fetch of a session (KIP-227) names no topic that stays as it was: DeleteTopics waits for
     such a Fetch of its topic, and not for one of another session."""
 
-    def in_session(connection: int, session: int, epoch: int, sent_ms: int) -> Exchange:
+    def in_session(connection: int, session: int, epoch: int, sent_ms: int) -> model.Exchange:
         request, answer = fetch(0), fetched(0)
         request.body["topics"][0]["topic"] = "t" if session == 7 else "other"
         request.body |= {"session_epoch": epoch, "session_id": session if epoch else 0}
@@ -195,7 +187,7 @@ def test_a_skipped_request_names_the_option_that_allows_it() -> None:
     assert step_of(plan, read).skipped is None
     skipped = step_of(plan, write).skipped
     assert skipped is not None
-    assert (skipped.code, skipped.reason) == (SkipCode.NOT_ALLOWED, "needs --allow produce")
+    assert (skipped.code, skipped.reason) == (model.SkipCode.NOT_ALLOWED, "needs --allow produce")
 
 
 def test_a_request_refused_as_not_ready_is_skipped() -> None:
@@ -203,7 +195,7 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     refused = exchange(0, produce(0), 0, 5, produced(0, -1, codes=[6]))
     skipped = planned(refused).steps[0].skipped
     assert skipped is not None
-    assert skipped.code is SkipCode.NOT_READY
+    assert skipped.code is model.SkipCode.NOT_READY
 
 
 @pytest.mark.parametrize("topic", ["t", ""])
@@ -226,7 +218,7 @@ def test_batches_refused_without_effect_are_left_out(
     ("principal", "own", "codes", "is_skipped"),
     [
         ("User:alice", "User:admin", [29], True),
-        (ANONYMOUS_PRINCIPAL, "User:admin", [29, 29], True),
+        (model.ANONYMOUS_PRINCIPAL, "User:admin", [29, 29], True),
         ("User:admin", "User:admin", [29], False),
         ("User:alice", "User:admin", [29, 0], False),
         ("User:alice", "User:admin", [3], False),
@@ -244,7 +236,7 @@ def test_a_request_refused_to_another_user_is_skipped(
     skipped = make_plan(captured, replace(everything(), principal=own)).steps[0].skipped
     assert (skipped is not None) is is_skipped
     if skipped is not None:
-        assert skipped.code is SkipCode.OTHER_PRINCIPAL
+        assert skipped.code is model.SkipCode.OTHER_PRINCIPAL
         assert f"refused it to {principal}" in skipped.reason
 
 
@@ -257,7 +249,7 @@ def test_a_read_while_somebody_writes_is_a_race() -> None:
 
 
 @st.composite
-def traffic(draw: Any) -> Workload:
+def traffic(draw: Any) -> model.Workload:
     """Some connections with requests at any times, pipelined or not, offsets in any order."""
     offsets: dict[int, int] = {0: 0, 1: 0}
     connections = []
@@ -288,7 +280,7 @@ def traffic(draw: Any) -> Workload:
 
 
 @given(traffic(), st.booleans())
-def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) -> None:
+def test_every_plan_can_be_run_to_its_end(found: model.Workload, wait_for_data: bool) -> None:
     """Whatever the times and offsets: no circle, the order of connections is kept, and nothing
     waits for a step that does not exist."""
     options = everything()
@@ -316,7 +308,7 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
     plan = make_plan(found, options)
     assert runnable(plan)
     assert all(
-        step.skipped is not None and step.skipped.code is SkipCode.INTERNAL
+        step.skipped is not None and step.skipped.code is model.SkipCode.INTERNAL
         for step in plan.steps
         if step.exchange.api_key in INTERNAL_APIS
     )
@@ -333,7 +325,7 @@ def test_a_new_group_waits_for_who_looked_before() -> None:
     assert step_of(plan, listed).number in step_of(plan, joined).depends_on
 
 
-def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> Exchange:
+def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> model.Exchange:
     """Metadata of topics, with one error code for all; of all topics if `names` is empty."""
     topics = [{"name": name} for name in names] or None
     partitions = [] if code else [{"partition_index": 0, "leader_id": 1}]
@@ -358,7 +350,7 @@ def test_a_topic_that_metadata_makes_comes_after_lists_of_all_topics() -> None:
     listed, made = topics_answer([], 0, 0, 0), topics_answer(["t"], 5, 1, 2)
     there, later = topics_answer(["t"], 0, 1, 4), topics_answer(["t"], 0, 2, 6)
     work = workload([listed], [made, there], [later])
-    work.facts.topics["t"] = TopicFacts("t", first_time_ns=4)
+    work.facts.topics["t"] = model.TopicFacts("t", first_time_ns=4)
     plan = make_plan(work, everything())
     assert step_of(plan, listed).number in step_of(plan, made).depends_on
     assert step_of(plan, there).number in step_of(plan, later).depends_on
@@ -400,7 +392,9 @@ def test_topics_that_metadata_requests_make(
     making = call(ApiKey.METADATA, 9, 4, told=told, **asked)
     read = exchange(1, metadata(), read_ms, read_ms + 1, ANSWERS[ApiKey.METADATA])
     captured = workload([making], [read])
-    captured.facts.topics["new"] = TopicFacts("new", first_time_ns=9_000_000 if is_made else -1)
+    captured.facts.topics["new"] = model.TopicFacts(
+        "new", first_time_ns=9_000_000 if is_made else -1
+    )
     plan = make_plan(captured, everything())
     assert step_of(plan, read).is_racing is is_racing
 
@@ -413,4 +407,4 @@ def test_a_commit_that_was_refused(code: int, is_skipped: bool) -> None:
     told = {"topics": [{"name": "t", "partitions": [part]}]}
     made = call(ApiKey.OFFSET_COMMIT, 9, 10, told=told, **asked)
     skipped = step_of(planned(made), made).skipped
-    assert (skipped is not None and skipped.code is SkipCode.NOT_READY) is is_skipped
+    assert (skipped is not None and skipped.code is model.SkipCode.NOT_READY) is is_skipped

@@ -10,13 +10,7 @@ from typer.testing import CliRunner
 
 from kdissect.cli import app
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import (
-    WRITING_CLASSES,
-    OptionError,
-    PlanOptions,
-    TranslateOptions,
-    WorkloadFacts,
-)
+from kdissect.replay import model
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target import guard
 from kdissect.replay.target.cluster import Target, parse_address
@@ -25,7 +19,7 @@ from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
 from tests.replay.made import NODE, FakeBroker, answering
 
-FACTS = WorkloadFacts(
+FACTS = model.WorkloadFacts(
     cluster_ids=["captured"],
     brokers={1: ("broker-1.example", 9092), 2: ("localhost", 9093)},
     listeners=[("127.0.0.1", 9092), ("2001:db8::1", 9092)],
@@ -45,7 +39,7 @@ FACTS = WorkloadFacts(
 )
 def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     """As spelled in the capture, as another spelling, as a name of it."""
-    with pytest.raises(OptionError, match="--allow same-cluster"):
+    with pytest.raises(model.OptionError, match="--allow same-cluster"):
         guard.check_address(FACTS, host, port)
 
 
@@ -58,7 +52,7 @@ def test_other_addresses_are_not_the_captured_cluster() -> None:
 def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --allow same-cluster."""
     target = Target("127.0.0.1", 9094, cluster=TargetCluster("captured"))
-    with pytest.raises(OptionError, match="captured cluster"):
+    with pytest.raises(model.OptionError, match="captured cluster"):
         guard.check_cluster(FACTS, target)
     for other in ("another", None):
         guard.check_cluster(FACTS, Target("h", 1, cluster=TargetCluster(other)))
@@ -70,7 +64,7 @@ def test_classes_are_allowed_by_name() -> None:
     assert guard.parse_allow(["produce, groups", "Admin"]) == {"produce", "groups", "admin"}
     assert guard.parse_allow(["read"]) == frozenset()
     for wrong in ("all", "write", "produce,everything"):
-        with pytest.raises(OptionError, match="produce, groups, transactions, admin"):
+        with pytest.raises(model.OptionError, match="produce, groups, transactions, admin"):
             guard.parse_allow([wrong])
 
 
@@ -79,12 +73,12 @@ def test_a_target_is_host_and_port() -> None:
     assert parse_address("broker:9092") == ("broker", 9092)
     assert parse_address("[::1]:9092") == ("::1", 9092)
     for wrong in ("broker", "broker:", ":9092", "::1:9092", "b:0", "b:70000", "b:x"):
-        with pytest.raises(OptionError):
+        with pytest.raises(model.OptionError):
             parse_address(wrong)
 
 
 SOURCE = CAPTURES / "librdkafka.pcap"
-EVERYTHING = ",".join(WRITING_CLASSES)
+EVERYTHING = ",".join(model.WRITING_CLASSES)
 WRITES = {ApiKey.PRODUCE, ApiKey.CREATE_TOPICS, ApiKey.JOIN_GROUP, ApiKey.INIT_PRODUCER_ID}
 
 
@@ -131,7 +125,7 @@ def test_data_under_names_of_the_plan_ends_the_run() -> None:
     """The error lists each name with its data, and the option."""
     holding = Holding()
     done = run(holding, "--allow", EVERYTHING)
-    assert isinstance(done.exception, OptionError)  # a user's mistake: exit code 2
+    assert isinstance(done.exception, model.OptionError)  # a user's mistake: exit code 2
     line = str(done.exception)
     for name in ("topic rd-events (500 records)", "group rd-classic (Stable)",
                  "transactional-id rd-tx-1 (Empty)", "--into-existing"):  # fmt: skip
@@ -146,7 +140,7 @@ def test_a_run_that_only_reads_is_not_checked(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("kdissect.replay.target.settling.WAIT_S", 0.0)
     holding = Holding()
     done = run(holding, "--api", "Fetch")
-    assert not isinstance(done.exception, OptionError)
+    assert not isinstance(done.exception, model.OptionError)
     assert ApiKey.FETCH in holding.asked
     assert ApiKey.LIST_GROUPS not in holding.asked
 
@@ -159,7 +153,7 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
     allow = f"{EVERYTHING},delete-existing" if is_allowed else EVERYTHING
     options = ("--allow", allow, "--into-existing", "--api", "DeleteTopics", "--json", str(lines))
     done = run(holding, *options)
-    assert not isinstance(done.exception, OptionError)
+    assert not isinstance(done.exception, model.OptionError)
     rows = [json.loads(line) for line in lines.read_text().splitlines()][1:-1]
     reasons = {row["reason"] for row in rows if row["skipped"] == "not_allowed"}
     if is_allowed:
@@ -173,19 +167,19 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
 
 
 def effects(*allow: str, **options: Any) -> guard.Effects:
-    plan = make_plan(load_workload(str(SOURCE)), PlanOptions(allow=frozenset(allow)))
-    return guard.effects_of(plan, TranslateOptions(**options))
+    plan = make_plan(load_workload(str(SOURCE)), model.PlanOptions(allow=frozenset(allow)))
+    return guard.effects_of(plan, model.TranslateOptions(**options))
 
 
 def test_effects_of_a_plan() -> None:
     """Topics, groups and transactional ids that a plan creates, writes and deletes."""
-    found = effects(*WRITING_CLASSES)
+    found = effects(*model.WRITING_CLASSES)
     assert list(found.made) == [("topic", "rd-events"), ("topic", "rd-tx")]
     assert set(found.names("group")) >= {"rd-classic", "rd-coop", "rd-new"}
     assert found.names("transactional-id") == ["rd-tx-1"]
     assert {("topic", "rd-events"), ("topic", "rd-tx")} <= set(found.deleted)
     assert "__consumer_offsets" not in found.names("topic")
-    renamed = effects(*WRITING_CLASSES, renames={("topic", "rd-tx"): "mine"})
+    renamed = effects(*model.WRITING_CLASSES, renames={("topic", "rd-tx"): "mine"})
     assert ("topic", "mine") in renamed.made
     assert "rd-tx" not in renamed.names("topic")
     assert effects() == guard.Effects()
