@@ -82,7 +82,7 @@ class Evidence:
         `broker` or `brokers`, and `client` or `clients` that its query selects. fields: of the
         incident; they come first.
         """
-        ids = row.get("connection_ids") or []
+        ids, lost_ms = row.get("connection_ids") or [], row.get("lost_ms")
         incident = Incident(
             severity,
             row["start"],
@@ -90,7 +90,8 @@ class Evidence:
             subject,
             text,
             request_count=row.get("requests", 0),
-            time_lost_ms=row.get("lost_ms"),
+            # a sum's last digits depend on the order of its terms
+            time_lost_ms=None if lost_ms is None else round(lost_ms, 6),
             exchange_ids=row.get("exchange_ids", ()),
             connection_ids=ids,
             next_command=self.follow(ids) if ids else "",

@@ -41,10 +41,12 @@ class Replayed:
         }
 
     def causes(self) -> set[tuple[str, str, str, str]]:
-        """Those of `differences` that do not say that they follow from another one. An error code
-        stands for the other fields of its struct."""
+        """Those of `differences` that do not follow from another exchange's. An error code stands
+        for the other fields of its struct."""
         found = set()
         for row in self.rows:
+            if row["follows"]:
+                continue
             telling = [each for each in row["differences"] if not each["rule"]]
             failed = {
                 each["path"].rpartition(".")[0]
@@ -53,8 +55,6 @@ class Replayed:
             }
             for each in telling:
                 holder, _, name = each["path"].rpartition(".")
-                if "may follow from" in (each["note"] or ""):
-                    continue
                 if holder in failed and not name.endswith("error_code"):
                     continue
                 found.add((row["api_name"], each["place"], each["captured"], each["answered"]))

@@ -87,7 +87,7 @@ def test_denied_requests_are_the_only_differences(
     done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
     assert done.status == 1
     # one ACL on all topics also ends that everything is allowed where there is none
-    codes = {answered for _, path, _, answered in done.causes() if path.endswith("error_code")}
+    codes = {answered for _, path, _, answered in done.differences() if path.endswith("error_code")}
     # transactions that a denied request began in vain: verification fails, and so does their end
     assert codes == {"29", *ABORTED}, done.explain()
     denied = [each for each in done.summary["kinds"] if "AUTHORIZATION" in each["answered"]]

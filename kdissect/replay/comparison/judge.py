@@ -17,6 +17,7 @@ from itertools import chain
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
+from kdissect.replay.batches import headers
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
 from kdissect.replay.comparison.kinds import Releases, tolerate_changes
@@ -26,7 +27,7 @@ from kdissect.replay.fields import FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Log, Outcome, Reply, Step, Verdict
 from kdissect.replay.target.state import State
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import Body, decoded, decoding, response_of
+from kdissect.replay.workload.messages import Body, decoded, decoding, response_body, response_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
@@ -97,6 +98,7 @@ class Judge:
         self._table = table
         # of compared answers: steps and their record sets
         self._expected_records: dict[Log, list[tuple[int, bytes]]] = defaultdict(list)
+        self._captured_ends: dict[Log, int] = defaultdict(int)  # of the captured records
 
     def _to_target(self, log: Log, offset: int) -> int:
         """The target's offset of one of the reference, or of the capture."""
@@ -121,6 +123,14 @@ class Judge:
         found = decoding(frame, "response", exchange.api_key, version)
         return f"the {whose} cannot be decoded: {found}" if isinstance(found, str) else found
 
+    def _due_ends(self) -> dict[Log, int]:
+        """Where the records end that a reference must not have alone, at its offsets. It may have
+        been asked later than the captured broker, and then has more of them."""
+        if self._reference is None:
+            return {}
+        offsets = self._reference.ids.offsets
+        return {log: offsets.to_target(log, end) for log, end in self._captured_ends.items()}
+
     # -- all answers ----------------------------------------------------------------------------
 
     def judge(self) -> None:
@@ -130,7 +140,7 @@ class Judge:
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
             facts.claims.contradictions,
-            facts.logs.compare(self._expected_records, self._to_target),
+            facts.logs.compare(self._expected_records, self._to_target, self._due_ends()),
             facts.logs.contradictions(),
             facts.groups.contradictions(),
         ):
@@ -155,6 +165,10 @@ class Judge:
         differences = self.differences(step, expected, answer)
         for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
             self._expected_records[log].append((step.number, partition["records"] or b""))
+        captured = response_body(exchange) if is_fetch else {}
+        for log, partition in self._facts.ids.names.logs(captured):
+            ends = [each.last_offset + 1 for each in headers(partition["records"] or b"")]
+            self._captured_ends[log] = max(self._captured_ends[log], *ends, 0)
         if answer.api_version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{answer.api_version}"
             note = "sent at the nearest version that the target speaks"

@@ -292,15 +292,19 @@ class Logs(dict[Log, LogFacts]):
     # -- contradictions -------------------------------------------------------------------------
 
     def compare(
-        self, expected: Mapping[Log, Sequence[tuple[int, bytes]]], to_target: ToTarget
+        self,
+        expected: Mapping[Log, Sequence[tuple[int, bytes]]],
+        to_target: ToTarget,
+        ends: Mapping[Log, int],
     ) -> Iterator[Contradiction]:
         """Compare captured records with the delivered ones, in whichever answer these came.
 
         expected: by log, steps whose answers should bring these record sets. to_target: an offset
-        of the other side.
+        of the other side. ends: where the records end there that have to come; without: all have.
         """
-        for log, record_sets in expected.items():
-            yield from RecordComparison(self[log], record_sets, to_target).differences()
+        for log, sets in expected.items():
+            end = ends.get(log, MANY)
+            yield from RecordComparison(self[log], sets, to_target, end).differences()
 
     def contradictions(self) -> Iterator[Contradiction]:
         yield from self._found
@@ -352,7 +356,7 @@ class RecordComparison:
     """Compares captured records of a log with those that answers have brought."""
 
     def __init__(
-        self, facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget
+        self, facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget, end: int
     ) -> None:
         self._facts, self._to_target = facts, to_target
         self._bases = sorted(facts.delivered)
@@ -365,7 +369,7 @@ class RecordComparison:
                 if batch.header.is_control:
                     continue  # a marker comes some time after its transaction: where is no matter
                 if not self._is_delivered(step, batch):
-                    lost += self._compare_rows(step, batch)
+                    lost += [each for each in self._compare_rows(step, batch) if each < end]
             if lost:
                 count = count_text(len(lost), min(lost))
                 one = _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")

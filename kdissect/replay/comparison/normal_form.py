@@ -201,14 +201,15 @@ class Normaliser:
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
             else:
-                value = plain(self._word(kind, name, value, values, around))
+                word = self._word(kind, name, value, values, around)
+                value = plain(word)
+                if isinstance(word, Chosen):
+                    kind = None  # a topic id without a name: only who asks by it is answered
             named = named or kind
             parts.append(told(value))
         return " ".join(parts), named
 
     def _is_foreign(self, kind: FieldKind | None, name: str) -> bool:
-        if kind in ("topic", "topic-id") and name.startswith("__"):
-            return True  # brokers make these when they need them
         return kind in self._named and name not in self._named[kind]
 
     # -- values ---------------------------------------------------------------------------------

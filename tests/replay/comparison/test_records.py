@@ -19,15 +19,19 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
     return encode_batch(records, codec=codec, **more)  # type: ignore[arg-type]
 
 
-def found(*answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"") -> list[Difference]:
-    """The differences of (captured, answered) records of log t-0. shift: of its offsets."""
+def found(
+    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", end: int | None = None
+) -> list[Difference]:
+    """The differences of (captured, answered) records of log t-0. shift: of its offsets. end: of
+    those that have to come."""
     run = Run()
     for _, answered in answers:
         run.fetch(1, 0, answered, 0)
     logs = RunFacts(run.ids(), run.outcomes).logs
     logs[LOG].silent.append(silent)
     expected = {LOG: [(step, captured) for step, (captured, _) in enumerate(answers)]}
-    return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift)]
+    ends = {} if end is None else {LOG: end}
+    return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift, ends)]
 
 
 def test_records_are_compared_by_offset_across_batches() -> None:
@@ -54,6 +58,7 @@ def test_records_that_come_with_another_answer_are_no_difference() -> None:
     assert found((whole, b""), (b"", whole)) == []
     [lost] = found((whole, b""))
     assert (lost.captured, lost.note) == ("2 records from offset 0", "no answer brings them")
+    assert found((whole, batch(0, [b"a"])), end=1) == []
     [changed] = found((whole, b""), (b"", batch(0, [b"a", b"X"])))
     assert (changed.path, changed.answered) == (
         "responses[t].partitions[0].records[offset 1].value",
