@@ -1,21 +1,28 @@
-"""Packs arrays of rows into small values for a shuffle: each array is one lz4 block."""
+"""Packs arrays of rows into small values for a shuffle.
+
+Rows are alike, so all first bytes of an array's rows come first, then all second ones, and so on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import cramjam
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kdissect.arrays import Array
+
+CODEC = "zstd"
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
     """Return the arrays as one small value for `unpack`, which needs their dtypes."""
-    raw = [np.ascontiguousarray(array).view(np.uint8).reshape(-1) for array in arrays]
-    blocks = [bytes(cramjam.lz4.compress_block(data.data, store_size=False)) for data in raw]
-    lengths = [(len(data), len(block)) for data, block in zip(raw, blocks, strict=True)]
+    blocks = []
+    for array in arrays:
+        rows = np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.dtype.itemsize)
+        blocks.append(pa.compress(rows.T.tobytes(), CODEC, asbytes=True))
+    lengths = [(array.nbytes, len(block)) for array, block in zip(arrays, blocks, strict=True)]
     return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
 
 
@@ -25,10 +32,10 @@ def unpack(data: bytes, dtypes: Sequence[npt.DTypeLike]) -> list[Array]:
     view = memoryview(data)
     pos = lengths.nbytes
     arrays = []
-    for dtype, (size, block_size) in zip(dtypes, lengths.tolist(), strict=True):
-        array: Array = np.empty(size, np.uint8)
-        if size:
-            cramjam.lz4.decompress_block_into(view[pos : pos + block_size], array.data)
-        arrays.append(array.view(dtype))
+    for dtype, (size, block_size) in zip(map(np.dtype, dtypes), lengths.tolist(), strict=True):
+        block = pa.decompress(view[pos : pos + block_size], size, CODEC)
+        columns = np.frombuffer(block, np.uint8).reshape(dtype.itemsize, -1)
+        rows: Array = np.array(columns.T, order="C").reshape(-1)
+        arrays.append(rows.view(dtype))
         pos += block_size
     return arrays

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.packing import pack, unpack
 
 DTYPES = (
@@ -32,3 +33,14 @@ def test_an_index_becomes_small() -> None:
     packed = pack([rows])
     assert len(packed) < rows.nbytes // 3
     assert unpack(packed, DTYPES[:1])[0].tobytes() == rows.tobytes()
+
+
+def test_segments_come_back_in_the_order_of_their_packets() -> None:
+    """Also those of one packet, as fragments give."""
+    segments = np.zeros(6, SEGMENT)
+    segments["packet"] = [1, 2, 2, 3, 4, 5]
+    segments["endpoints"], segments["side"] = [1, 0, 0, 1, 0, 1], [1, 0, 0, 0, 1, 1]
+    segments["seq"] = np.arange(6)
+    batch = SegmentBatch(np.zeros(2, ENDPOINTS), segments)
+    back = SegmentBatch.from_bytes(batch.to_bytes())
+    assert back.segments.tobytes() == segments.tobytes()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import joined
+from kdissect.arrays import joined, take
 from kdissect.packing import pack, unpack
 
 # A pair of endpoints, ordered as bytes: (ip_a, port_a) <= (ip_b, port_b). IPv4 is stored as
@@ -79,11 +79,17 @@ class SegmentBatch:
     segments: npt.NDArray[np.void]
 
     def to_bytes(self) -> bytes:
-        return pack([self.endpoints, self.segments])
+        """The segments of a split, by sender: those are alike. `from_bytes` orders them again."""
+        sender = 2 * self.segments["endpoints"].astype(np.int64) + self.segments["side"]
+        by_sender = take(self.segments, np.argsort(sender, kind="stable"))
+        return pack([self.endpoints, by_sender])
 
     @staticmethod
     def from_bytes(data: bytes) -> SegmentBatch:
-        return SegmentBatch(*unpack(data, (ENDPOINTS, SEGMENT)))
+        endpoints, segments = unpack(data, (ENDPOINTS, SEGMENT))
+        return SegmentBatch(
+            endpoints, take(segments, np.argsort(segments["packet"], kind="stable"))
+        )
 
     @staticmethod
     def concat(batches: list[SegmentBatch]) -> SegmentBatch:
