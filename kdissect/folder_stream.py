@@ -100,7 +100,8 @@ NO_CAPTURES = np.zeros(0, CAPTURE)
 
 _FILES = "path string, modificationTime timestamp, length long, content binary"
 _SEGMENTS = "bucket long, time timestamp, data binary"
-_PARTS = "bucket long, kind int, data binary, late_packets long, carry_limits long"
+_COUNTS = ("late_packets", "carry_limits", "topics_left_out")
+_PARTS = "bucket long, kind int, data binary, " + ", ".join(f"{name} long" for name in _COUNTS)
 _SCANNED = pa.schema({"bucket": pa.int64(), "time": pa.timestamp("us", "UTC"), "data": pa.binary()})
 _PART_TYPES = (np.dtype(np.uint8), ENDPOINTS, SEGMENT, np.dtype(np.uint8))
 _COMPRESSED = (".gz", ".zst", ".lz4")
@@ -145,6 +146,8 @@ def stream(
     if not os.path.isdir(place) and not glob.has_magic(place):
         raise CaptureError(f"{place}: a stream reads a folder or glob of captures")
     run = Options.of(**options)
+    if run.partition_by is not None:
+        raise ValueError("partition_by is not for streams: use writeStream.partitionBy")
     read_key_logs(run.keylog)
     late_ms, schema = int(duration_ms(late)), schema_of(table, run)
     use_this_python(spark)
@@ -166,11 +169,7 @@ def stream(
     messages = connections.groupBy("bucket").transformWithState(
         _Messages(table, run), _PARTS, "Append", "None"
     )
-    counted = messages.observe(
-        f"kdissect {table}",
-        F.sum("late_packets").alias("late_packets"),
-        F.sum("carry_limits").alias("carry_limits"),
-    )
+    counted = messages.observe(f"kdissect {table}", *(F.sum(name).alias(name) for name in _COUNTS))
     return counted.mapInArrow(_rows_stage(schema), from_arrow_schema(schema))
 
 
@@ -319,15 +318,11 @@ class _Connections(StatefulProcessor):
 
     def _notes(self, bucket: int, counts: Counts, faults: list[AnomalyRow]) -> Iterator[Row]:
         """Faults of files, packets that came too late, and limits."""
-        late, limits = counts.late, counts.given_up + counts.limited
-        faults += count_anomalies({"late_packets": late, "carry_limits": limits})
+        limits = counts.given_up + counts.limited
+        found = {"late_packets": counts.late, "carry_limits": limits}
+        faults += count_anomalies(found)
         if faults:
-            data = (
-                packed_table("anomalies", anomalies_table(faults))
-                if self.table == "anomalies"
-                else b""
-            )
-            yield _part(bucket, RowKind.TABLE, data, late, limits)
+            yield _faults_part(bucket, self.table, faults, **found)
 
 
 def _unpacked(data: bytes) -> list[OpenConnection]:
@@ -403,16 +398,24 @@ class _Messages(StatefulProcessor):
         saved = self.state.get()
         cluster = Cluster.from_bytes(saved[0]) if saved else Cluster()
         topics = cluster.topics
-        known, exchanges = len(topics.first), []
+        known, exchanges, left_out = len(topics.first), [], set()
         for row in rows:
-            if row.kind == RowKind.FACTS and len(topics.first) < TOPICS_MAX:
-                cluster.merge(Cluster.from_bytes(row.data))
+            if row.kind == RowKind.FACTS:
+                found = Cluster.from_bytes(row.data)
+                if len(topics.first) < TOPICS_MAX:
+                    cluster.merge(found)
+                else:
+                    left_out |= found.topics.first.keys() - topics.first.keys()
             elif row.kind == RowKind.TABLE:
                 yield row
             elif row.kind == RowKind.EXCHANGES:
                 exchanges.append(row.data)
         if len(topics.first) > known:
             self.state.update((cluster.to_bytes(),))
+        if left_out and key[0] == 0:  # all buckets have the same
+            detail = f"{len(left_out)} topics beyond {TOPICS_MAX} are not remembered"
+            limit = [AnomalyRow(Anomaly.LIMIT, detail)]
+            yield _faults_part(0, self.table, limit, topics_left_out=len(left_out))
         names = topics.names()
         for data in exchanges:
             for table in self._decoded(data, names):
@@ -434,8 +437,15 @@ class _Messages(StatefulProcessor):
         return tables
 
 
-def _part(bucket: int, kind: int, data: bytes, late: int = 0, limits: int = 0) -> Row:
-    return Row(bucket=bucket, kind=int(kind), data=data, late_packets=late, carry_limits=limits)
+def _part(bucket: int, kind: int, data: bytes, **counts: int) -> Row:
+    """counts: of _COUNTS; those that are missing are 0."""
+    return Row(bucket=bucket, kind=int(kind), data=data, **(dict.fromkeys(_COUNTS, 0) | counts))
+
+
+def _faults_part(bucket: int, table: str, faults: list[AnomalyRow], **counts: int) -> Row:
+    """Rows of `anomalies` if that is the table, and the counts in any case."""
+    rows = packed_table(table, anomalies_table(faults)) if table == "anomalies" else b""
+    return _part(bucket, RowKind.TABLE, rows, **counts)
 
 
 def _rows_stage(schema: pa.Schema) -> Callable[[Batches], Batches]:

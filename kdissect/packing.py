@@ -32,9 +32,9 @@ def unpack(data: bytes, dtypes: Sequence[npt.DTypeLike]) -> list[Array]:
     view = memoryview(data)
     pos = lengths.nbytes
     arrays = []
-    for dtype, (size, block_size) in zip(map(np.dtype, dtypes), lengths.tolist(), strict=True):
+    for dtype, (size, block_size) in zip(dtypes, lengths.tolist(), strict=True):
         block = pa.decompress(view[pos : pos + block_size], size, CODEC)
-        columns = np.frombuffer(block, np.uint8).reshape(dtype.itemsize, -1)
+        columns = np.frombuffer(block, np.uint8).reshape(np.dtype(dtype).itemsize, -1)
         rows: Array = np.array(columns.T, order="C").reshape(-1)
         arrays.append(rows.view(dtype))
         pos += block_size

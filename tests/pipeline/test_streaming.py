@@ -267,6 +267,17 @@ def test_connections_beyond_a_limit_are_counted(folder, monkeypatch):
     assert "carry_limit" in tables[1]["kind"].to_pylist()
 
 
+def test_topics_beyond_a_limit_are_counted(folder, put, monkeypatch):
+    """In `anomalies`, once for all buckets."""
+    query = Query(folder, "anomalies")
+    put(*range(PARTS))
+    monkeypatch.setattr(folder_stream, "TOPICS_MAX", 0)
+    limits = [row for row in query.batch().to_pylist() if row["kind"] == "limit"]
+    (count,) = [int(row["detail"].split()[0]) for row in limits]
+    names = set(kdissect.read(folder).topics.to_arrow()["topic"].to_pylist())
+    assert count >= len(names) > 0
+
+
 def test_a_closed_connection_leaves_no_state(folder):
     """Its bytes go when it is complete, and it is forgotten a minute later."""
     query = Query(folder, late="1s")
@@ -313,6 +324,7 @@ def test_columns_that_an_option_adds(folder, put):
         ({"folder": "none"}, kdissect.CaptureError, "a stream reads a folder or glob"),
         ({"colour": "red"}, TypeError, "colour"),
         ({"payload": "some"}, ValueError, "payload must be one of"),
+        ({"partition_by": "day"}, ValueError, "use writeStream.partitionBy"),
     ],
 )
 def test_wrong_arguments_raise_an_error(call, error, words, tmp_path):
