@@ -599,6 +599,7 @@ def dissect(
     from_: Time | None = None,
     until: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
+    partition_by: str | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
@@ -615,6 +616,8 @@ def dissect(
             before it on its connection writes its row. If the set was written without state, its
             captures are read again, so they must still be in place.
         keep_state: save the state that a later append needs, beside the tables.
+        partition_by: "day" divides the tables of exchanges and their records into folders
+            ``date=YYYY-MM-DD``, by the UTC day on which an exchange began.
         read_again: append by reading the captures of the set again: the rows are those of one run.
 
     Raises:
@@ -633,7 +636,7 @@ def dissect(
     options = Options.of(
         ports=ports, reveal_secrets=reveal_secrets, split_bytes=split_bytes, payload=payload,
         decode_values=decode_values, keylog=keylog, hosts=hosts, from_=from_, until=until,
-        limits=limits,
+        limits=limits, partition_by=partition_by,
     )  # fmt: skip
     spark_session.use_this_python(spark)
     named = paths_of(paths)

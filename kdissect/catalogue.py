@@ -104,6 +104,7 @@ def _errors(spark: SparkSession, place: str) -> Iterator[None]:
 def _run_id(manifest: dict[str, Any]) -> str:
     """16 hexadecimal digits, equal for runs over the same bytes with the same options."""
     inputs = sorted(capture_paths(manifest))
-    options = {name: value for name, value in manifest["options"].items() if name != "split_bytes"}
+    of_files = ("split_bytes", "partition_by")
+    options = {name: value for name, value in manifest["options"].items() if name not in of_files}
     text = json.dumps([inputs, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

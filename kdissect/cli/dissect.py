@@ -40,6 +40,7 @@ class RunOptions(OptionGroup):
     from_: str | None = None
     until: str | None = None
     hosts: list[str] | None = None
+    partition_by: Literal["day"] | None = None
     split_bytes: int | None = None
     spool: str | None = None
     into: str | None = None

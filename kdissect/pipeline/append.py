@@ -72,7 +72,7 @@ DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of
 
 # Options that change the rows. The others change how the work is done, or only add information.
 _SAME = (
-    *("reveal_secrets", "payload", "decode_values"),
+    *("reveal_secrets", "payload", "decode_values", "partition_by"),
     *("hosts", "time_from_ns", "time_to_ns", "limits"),
 )
 

@@ -73,7 +73,8 @@ def decode(
     sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
-    rows_of_chunks, ids = chunks_in_time(assembly.exchanges), plan.capture_ids
+    by_day = plan.options.partition_by is not None
+    rows_of_chunks, ids = chunks_in_time(assembly.exchanges, by_day), plan.capture_ids
     chunks = decoded_chunks(assembly, sources, rows_of_chunks, ids, known.topics, plan.options)
     used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():
@@ -109,11 +110,12 @@ def write_chunks(
     for chunk in chunks:
         known = chunk.topic_names.of_id
         used |= {("id", one) for one in chunk.marks.topics.ids if one not in known}
-        write_tables(chunk, output)
+        of_day = output.of_day(chunk)
+        write_tables(chunk, of_day)
         for name, events_of in _EVENTS:
             for table in events_of(chunk):
                 events.add(name, table)
-        decode_records(chunk, output, used, events)
+        decode_records(chunk, of_day, used, events)
     return used
 
 

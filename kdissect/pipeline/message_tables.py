@@ -14,7 +14,7 @@ from kdissect.arrays import Indices, Positions, take
 from kdissect.codec.redaction import TEXT, hide_tags, may_hold_secrets, redact_column, secret_apis
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.step_rows import Sink
+from kdissect.pipeline.step_rows import DATE, Sink
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import SASL_TOKEN, ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
@@ -23,7 +23,7 @@ from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of
 from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import exchanges_table
-from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource
+from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource, begin_ns
 from kdissect.tables.payload import FULL
 from kdissect.tables.schemas import UNKNOWN_TAGS, Column, api_schema, table_of
 
@@ -41,6 +41,17 @@ class TableOutput(NamedTuple):
 
     options: Options
     sink: Sink
+
+    def of_day(self, chunk: MessageChunk) -> TableOutput:
+        """For the rows of a chunk: with `partition_by`, a sink for those of its day."""
+        if self.options.partition_by is None:
+            return self
+        day = np.datetime64(int(begin_ns(chunk.exchanges)[0]), "ns").astype("datetime64[D]")
+
+        def sink(name: str, table: pa.Table) -> None:
+            self.sink(name if name == "anomalies" else f"{name}{DATE}{day}", table)
+
+        return self._replace(sink=sink)
 
 
 def write_tables(chunk: MessageChunk, output: TableOutput) -> None:

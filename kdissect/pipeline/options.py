@@ -138,6 +138,7 @@ class Options:
     keylog: files with TLS session secrets (SSLKEYLOGFILE); every worker reads them.
     limits: largest values accepted from a capture (kdissect/pipeline/options.py).
     hosts: IP addresses; keep only connections from or to them. Empty: all.
+    partition_by: "day" for a folder date=YYYY-MM-DD per day in the tables of exchanges.
     time_from_ns, time_to_ns: ns since 1970; keep only exchanges that begin in this range.
     """
 
@@ -151,6 +152,7 @@ class Options:
     hosts: tuple[str, ...] = ()
     time_from_ns: int | None = None
     time_to_ns: int | None = None
+    partition_by: str | None = None
 
     @classmethod
     def of(
@@ -185,6 +187,8 @@ class Options:
                 f"decode_values must be one of {', '.join(DECODE_VALUES)}, "
                 f"not {self.decode_values!r}"
             )
+        if self.partition_by not in (None, "day"):
+            raise ValueError(f"partition_by must be day, not {self.partition_by!r}")
         for port in self.ports:
             if not 0 < port < 65536:
                 raise ValueError(f"ports: {port} is no TCP port")

@@ -27,6 +27,7 @@ from kdissect.pipeline.options import MB
 from kdissect.tables.arrow_arrays import packed, plain, plain_schema
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
+DATE = "/date="  # follows the name of a table, before a day: its rows of that day
 
 # Names of rows with files apart from the others of their table: connections that a later run may
 # continue; anomalies found in all events.

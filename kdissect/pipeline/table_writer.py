@@ -10,13 +10,16 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import (
+    DATE,
     OPEN_CONNECTIONS,
     STATE,
     STATE_KNOWN,
@@ -28,6 +31,7 @@ from kdissect.tables.arrow_arrays import owned, plain, plain_schema
 from kdissect.tables.schemas import FIXED_TABLES
 
 ROW_GROUP_BYTES = 64 << 20
+FILE_BYTES_MAX = 512 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 # written anew by every run that adds to a set
@@ -37,8 +41,15 @@ REWRITTEN = frozenset(
         *(OPEN_CONNECTIONS, STORY_ANOMALIES, STATE_OPEN, STATE_KNOWN),
     )
 )
-# the rows of other tables arrive in the order of their exchanges' times
-ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
+# Columns with the time of a row; the first one counts that is not null. Rows without such a column
+# arrive in the order of their exchanges.
+ORDERED_BY = {
+    "connections": ["first_time"],
+    "group_events": ["time"],
+    "transactions": ["begin_time"],
+}
+EXCHANGE_TIMES = ["request_time", "response_time"]
+NEVER = (1 << 63) - 1
 
 
 class MemorySink:
@@ -78,24 +89,32 @@ class StagedFile:
 
 
 class _Writer:
-    """Writes one table's file of one attempt, and buffers rows into row groups.
+    """Writes one table's rows of one attempt, and buffers them into row groups.
 
-    open_file: opens the file at `path`.
+    Rows of a file ascend in time: where it goes back between row groups, and where a file is large
+    enough, another one begins. open_file: opens a file by its number and day, and says where it
+    lies. files: number of rows by path.
     """
 
-    def __init__(self, name: str, path: str, open_file: Callable[[str], pa.NativeFile]) -> None:
-        self.name = name
-        self.path = path
+    def __init__(
+        self, name: str, open_file: Callable[[int, str], tuple[str, pa.NativeFile]]
+    ) -> None:
         self._open_file = open_file
+        self._day = ""
+        self._times = ORDERED_BY.get(TABLE_OF.get(name, name), EXCHANGE_TIMES)
+        self._last = -NEVER  # latest time in the file
         self._stream: pa.NativeFile | None = None
-        self.row_count = 0
+        self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._writer: pq.ParquetWriter | None = None
+        self.files: dict[str, int] = {}
 
-    def add(self, table: pa.Table) -> None:
+    def add(self, table: pa.Table, day: str) -> None:
         if not table.num_rows:
             return
+        if day != self._day:
+            self.close()
+            self._day = day
         table = plain(table, plain_schema(table.schema))
         self._pending.append(table)
         self._pending_bytes += table.nbytes
@@ -103,14 +122,11 @@ class _Writer:
             self._flush()
 
     def _flush(self) -> None:
-        table = pa.concat_tables(self._pending)
+        table = self._in_order(pa.concat_tables(self._pending))
         self._pending, self._pending_bytes = [], 0
-        order = ORDERED_BY.get(TABLE_OF.get(self.name, self.name))
-        if order is not None:
-            # the threads of `sort_by` may hold columns until the process ends (see `owned`)
-            table = table.take(pc.sort_indices(table, [(order, "ascending")]))
-        if self._writer is None:
-            self._stream = self._open_file(self.path)
+        if self._writer is None or self._stream is None:
+            path, self._stream = self._open_file(len(self.files), self._day)
+            self.files[path] = 0
             self._writer = pq.ParquetWriter(
                 self._stream,
                 table.schema,
@@ -120,14 +136,35 @@ class _Writer:
                 column_encoding=_delta_columns(table.schema),
             )
         self._writer.write_table(table)
-        self.row_count += table.num_rows
+        self.files[next(reversed(self.files))] += table.num_rows
+        if self._stream.tell() + ROW_GROUP_BYTES > FILE_BYTES_MAX:
+            self._end_file()
+
+    def _in_order(self, table: pa.Table) -> pa.Table:
+        """The rows in order of time; ends the file if they begin before its last one."""
+        if self._times[0] not in table.column_names:
+            return table
+        column = pc.coalesce(*(table[name] for name in self._times)).cast(pa.int64())
+        time = column.fill_null(NEVER).to_numpy()
+        if np.any(time[1:] < time[:-1]):
+            order = np.argsort(time, kind="stable")
+            # the threads of `sort_by` may hold columns until the process ends (see `owned`)
+            table, time = table.take(pa.array(order)), time[order]
+        if time[0] < self._last:
+            self._end_file()
+        self._last = int(time[-1])
+        return table
+
+    def _end_file(self) -> None:
+        for opened in (self._writer, self._stream):
+            if opened is not None:
+                opened.close()
+        self._writer = self._stream = None
 
     def close(self) -> None:
         if self._pending:
             self._flush()
-        for opened in (self._writer, self._stream):
-            if opened is not None:
-                opened.close()
+        self._end_file()
 
 
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
@@ -141,8 +178,8 @@ def _delta_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 class ParquetSink:
-    """Writes the files of one attempt: <table>/part-<attempt>-<run>.parquet, staged as
-    `SetFolder.staged` says."""
+    """Writes the files of one attempt: <table>/part-<attempt>-<number>-<run>.parquet, staged as
+    `SetFolder.staged` says. Rows for <table>/date=<day> lie in that folder of the table."""
 
     def __init__(self, out: str, run_id: str, label: str) -> None:
         self.run_id = run_id
@@ -152,26 +189,26 @@ class ParquetSink:
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
+        name, _, day = name.partition(DATE)
         if name not in self._writers:
-            kind = "part-open" if name in TABLE_OF else "part"  # an attempt may write both
-            folder = TABLE_OF.get(name, name)
-            file = f"{folder}/{kind}-{self.attempt}-{self.run_id}.parquet"
-            path = self.place.staged(self.run_id, self.attempt, file)
-            self._writers[name] = _Writer(name, path, self._open)
-        self._writers[name].add(table)
+            self._writers[name] = _Writer(name, partial(self._open, name))
+        self._writers[name].add(table, day)
 
-    def _open(self, path: str) -> pa.NativeFile:
+    def _open(self, name: str, number: int, day: str) -> tuple[str, pa.NativeFile]:
+        kind = "part-open" if name in TABLE_OF else "part"  # an attempt may write both
+        folder = TABLE_OF.get(name, name) + (DATE + day if day else "")
+        file = f"{folder}/{kind}-{self.attempt}-{number:03}-{self.run_id}.parquet"
+        path = self.place.staged(self.run_id, self.attempt, file)
         self.place.check_open(self.run_id)
         stream = self.place.open_output(path)
         if f"/{STATE}/" in path:  # captured bytes, which only the user may read
             os.chmod(self.place.path(path), 0o600)
-        return stream
+        return path, stream
 
     def close(self) -> list[StagedFile]:
         files = []
         for name, writer in self._writers.items():
             writer.close()
-            if writer.row_count:
-                table, is_final = TABLE_OF.get(name, name), name not in REWRITTEN
-                files.append(StagedFile(table, writer.path, writer.row_count, is_final))
+            table, is_final = TABLE_OF.get(name, name), name not in REWRITTEN
+            files += [StagedFile(table, *file, is_final) for file in writer.files.items()]
         return files

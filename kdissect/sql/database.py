@@ -341,7 +341,9 @@ def _make_views(
             patterns = [_glob_escaped(path) for path in paths]
             files += {*paths, *patterns}  # DuckDB checks both
             listed = ", ".join(map(literal, patterns))
-            connection.execute(f'create view "{view}" as select * from read_parquet([{listed}])')
+            # a folder's name like date=2026-11-27 is no column
+            rows = f"read_parquet([{listed}], hive_partitioning = false)"
+            connection.execute(f'create view "{view}" as select * from {rows}')
         else:
             connection.register(view, dataset)
     return files

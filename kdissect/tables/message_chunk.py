@@ -45,6 +45,7 @@ from kdissect.tables.topics import TopicNames
 CHUNK_BYTES = 8 << 20  # of frames decoded at a time; they fit the caches of a core
 LARGE_FRAME = 4096  # bytes; of a larger frame a quarter counts
 UNSUPPORTED_VERSION = 35
+DAY_NS = 86_400 * 10**9
 _LONGEST = 1 << 62  # bytes of a frame
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -227,16 +228,23 @@ def frame_sizes(exchanges: Rows) -> Ints:
     return sizes
 
 
-def chunks_in_time(exchanges: Rows) -> list[Indices]:
-    """The rows of all exchanges, in order of time, as `chunks`."""
-    has_request = exchanges["request"]["size"] >= 0
-    time_ns = np.where(
-        has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
-    )
+def chunks_in_time(exchanges: Rows, by_day: bool = False) -> list[Indices]:
+    """The rows of all exchanges, in order of time, as `chunks`. by_day: none has two days."""
+    time_ns = begin_ns(exchanges)
     order = in_order_of_time(time_ns, exchanges["exchange_id"])
     sizes = frame_sizes(exchanges)
     # large frames are mostly records, which are decoded in smaller pieces
-    return chunks(order, np.maximum(sizes // 4, np.minimum(sizes, LARGE_FRAME)))
+    sizes = np.maximum(sizes // 4, np.minimum(sizes, LARGE_FRAME))
+    of_day = [order]
+    if by_day:
+        of_day = np.split(order, np.flatnonzero(np.diff(time_ns[order] // DAY_NS)) + 1)
+    return [part for rows in of_day for part in chunks(rows, sizes)]
+
+
+def begin_ns(exchanges: Rows) -> Ints:
+    """int64[n]: ns since 1970 of the first byte of each request, else response."""
+    has_request = exchanges["request"]["size"] >= 0
+    return np.where(has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
 
 
 # -- decoded chunks -------------------------------------------------------------------------
