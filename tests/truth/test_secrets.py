@@ -143,7 +143,12 @@ def test_files_and_results_of_table_sets(capture: Capture) -> None:
     for path in (tables / "apis").iterdir():
         for form in ("table", "csv", "json") if capture == PLANTED else ("json",):
             run(capture, "sql", tables, f'from "{path.name}"', "--format", form)
+    for name in ("inventory", "incidents", "anomalies"):
+        json.loads(run(capture, "sql", tables, f"from {name}", "--format", "json"))
     run(capture, "sql", tables, "select error('x') from nowhere")
+    for verb in ("summary", "incidents", "check"):
+        run(capture, verb, tables)
+        json.loads(run(capture, verb, tables, "--json"))
     run(capture, "readiness", tables, "--target", "4.0", "--json")
     run(capture, "readiness", tables, "--target", "4.0")
     other = table_set(PLANTED)
@@ -196,9 +201,16 @@ def _replayed(
         assert "skipped" in run(capture, "replay", path, *to, "--dry-run", *everything)
         arguments = (*to, *everything, *outputs)
         assert "Verdicts" in run(capture, "replay", path, *arguments, out=folder)
-    assert len(list(folder.iterdir())) == 5
-    lines = (folder / "run.json").read_text().splitlines()
-    (summary,) = (one for one in map(json.loads, lines) if one["type"] == "summary")
+        assert len(list(folder.iterdir())) == 5
+        more = [("--baseline", folder / "run.json"), ("--against", to[1], "--control-runs", "2")]
+        for number, options in enumerate(more):
+            page, lines = (folder / f"run{number}.{end}" for end in ("html", "json"))
+            arguments = (*to, *everything, *options, "--html", page, "--json", lines)
+            assert "Verdicts" in run(capture, "replay", path, *arguments, out=folder)
+            assert page.exists()
+            assert lines.exists()
+    rows = (folder / "run.json").read_text().splitlines()
+    (summary,) = (one for one in map(json.loads, rows) if one["type"] == "summary")
     return {each["api_name"]: each["verdicts"] for each in summary["apis"]}
 
 
