@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +86,16 @@ class Cluster:
     def add_owner(self, token_id: str, owner: str) -> None:
         # the smaller of two owners, whatever the order
         self.owners[token_id] = min(owner, self.owners.get(token_id, owner))
+
+    def parts(self, count: int) -> list[Cluster]:
+        """The facts in `count` parts; equal topics and tokens of all clusters are in equal ones."""
+        found = [Cluster() for _ in range(count)]
+        found[0].brokers = self.brokers
+        for topic, seen in self.topics.first.items():
+            found[crc32(topic[0].encode()) % count].topics.first[topic] = seen
+        for token_id, owner in self.owners.items():
+            found[crc32(token_id.encode()) % count].owners[token_id] = owner
+        return found
 
     def known_names(self) -> KnownNames:
         return KnownNames(self.topics.names(), self.owners)

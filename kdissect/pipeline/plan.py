@@ -97,10 +97,6 @@ class Before:
     capture_count: int
     byte_count: int
 
-    def for_tasks(self) -> Before:
-        """What a task needs: the number of its captures, and their bytes."""
-        return replace(self, known={}, open_files=(), event_files=())
-
 
 class InputTable(Sequence[InputFile]):
     """The inputs in a table with their fields as columns."""
@@ -113,11 +109,6 @@ class InputTable(Sequence[InputFile]):
 
     def __getitem__(self, number: int) -> InputFile:  # type: ignore[override]
         return InputFile(**{name: self._table[name][number].as_py() for name in _FIELDS})
-
-    @staticmethod
-    def table(files: Sequence[InputFile]) -> pa.Table:
-        """The table of these inputs."""
-        return pa.table({name: [getattr(file, name) for file in files] for name in _FIELDS})
 
 
 _FIELDS = [field.name for field in fields(InputFile)]
@@ -185,15 +176,12 @@ class RunPlan:
     def slot_bytes(self) -> int:
         return max(1, -(-self.byte_count // self.slot_count))
 
-    @property
-    def scan_units(self) -> list[ScanUnit]:
-        """Splits, then numbers of inputs to hash, then files of saved connections."""
-        saved = self.before.open_files if self.before else ()
-        return [*self.splits, *range(self.earlier_count, len(self.files)), *saved]
-
     def scan_rows(self) -> list[StepRow]:
-        """A row for each scan task, with consecutive units of about equal bytes."""
-        units = list(enumerate(self.scan_units))
+        """A row for each scan task, with consecutive units of about equal bytes: splits, then
+        numbers of inputs to hash, then files of saved connections."""
+        saved_files = self.before.open_files if self.before else ()
+        numbers = range(self.earlier_count, len(self.files))
+        units: list[tuple[int, ScanUnit]] = list(enumerate([*self.splits, *numbers, *saved_files]))
         hashed = (file.size // HASHED_PER_SCANNED for file in self.files[self.earlier_count :])
         ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
         bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
@@ -206,23 +194,30 @@ class RunPlan:
         ]
 
     def for_tasks(self, share: Share) -> TaskPlan:
-        """The plan without what only the driver reads. A scan task gets its splits from
-        `scan_rows`."""
-        nothing = np.zeros(0, np.int64)
+        """The plan without what only the driver reads, and its tables, for `of_task`. A scan task
+        gets its splits from `scan_rows`."""
+        columns = {name: [getattr(file, name) for file in self.files] for name in _FIELDS}
         sizes = np.append(self.sizes, np.zeros(len(self.files) - len(self.sizes), np.int64))
-        inputs = InputTable.table(self.files)
-        inputs = inputs.append_column("bytes", [sizes]).append_column("id", [self.capture_ids])
+        inputs = pa.table({**columns, "bytes": sizes, "id": self.capture_ids})
         plan = replace(
             self,
             files=(),
-            sizes=nothing,
+            sizes=sizes[:0].copy(),
             captures=(),
-            capture_ids=nothing,
-            secrets=self.secrets.slice(0, 0),
+            capture_ids=self.capture_ids[:0].copy(),
+            secrets=self.secrets.schema.empty_table(),
             splits=(),
-            before=self.before and self.before.for_tasks(),
+            before=self.before and replace(self.before, known={}, open_files=(), event_files=()),
         )
-        return TaskPlan(plan, share("inputs", inputs), share("secrets", self.secrets))
+        return plan, share("inputs", inputs), share("secrets", self.secrets)
+
+    @staticmethod
+    def of_task(shared: TaskPlan) -> RunPlan:
+        """The plan, in a task. The size of what is no capture is 0."""
+        plan, inputs, secrets = shared[0], shared[1].read(), shared[2].read()
+        sizes, ids = (inputs[name].to_numpy() for name in ("bytes", "id"))
+        files = InputTable(inputs)
+        return replace(plan, files=files, sizes=sizes, capture_ids=ids, secrets=secrets)
 
     @property
     def event_key_count(self) -> int:
@@ -242,25 +237,8 @@ class RunPlan:
         return texts
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlan:
-    """A plan for tasks, with the tables of `RunPlan` that grow with the input apart."""
-
-    plan: RunPlan
-    inputs: TaskTable
-    secrets: TaskTable
-
-    def read(self) -> RunPlan:
-        """The plan, in a task; the size of what is no capture is 0."""
-        inputs = self.inputs.read()
-        sizes, capture_ids = (inputs[name].to_numpy() for name in ("bytes", "id"))
-        return replace(
-            self.plan,
-            files=InputTable(inputs),
-            sizes=sizes,
-            capture_ids=capture_ids,
-            secrets=self.secrets.read(),
-        )
+# A plan without its tables of inputs and of secrets, and these.
+TaskPlan = tuple[RunPlan, TaskTable, TaskTable]
 
 
 # -- making a plan ---------------------------------------------------------------------------

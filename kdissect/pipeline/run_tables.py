@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -66,6 +67,13 @@ class RunSummary:
     def row(self, order: int = 0) -> StepRow:
         """The row with the key RUN that tells the same."""
         return StepRow(RUN, RowKind.SUMMARY, order, pickle.dumps(self))
+
+    def rows(self, fact_keys: int) -> Iterator[StepRow]:
+        """The rows that tell the same: with keys of facts these are in rows of their own."""
+        for key, part in enumerate(self.facts.parts(fact_keys) if fact_keys else ()):
+            if part != Cluster():
+                yield RunSummary(facts=part).row()._replace(key=key, kind=RowKind.FACTS)
+        yield (replace(self, facts=Cluster()) if fact_keys else self).row()
 
 
 def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> None:

@@ -8,8 +8,10 @@
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: a row about the run per task, with the names of its files
 
-Between the jobs the driver merges the facts of all tasks. Every decode task gets their names, and
-every task the plan; what grows with the input lies in tables beside the run (`task_table`).
+Between the jobs the facts of all tasks are merged: those of few tasks by the driver, those of more
+than FACT_TASKS in tasks, so that the driver holds each fact once. Every decode task gets their
+names, and every task the plan; what grows with the input lies in tables beside the run
+(`task_table`).
 The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
 input one task does all steps, because a stage would cost more than its work (`plan`).
 The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
@@ -49,6 +51,7 @@ ROWS = "key long, kind int, ord long, data binary"
 _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
+FACT_TASKS = 16  # of more tasks the driver does not hold all facts: 6.5 MB for 100,000 topics
 # How the data of a row becomes bytes, and these the data.
 _BYTES = (bytes, bytes)
 _PACKED: dict[int, tuple[Callable[..., bytes], Callable[[bytes], object]]] = {
@@ -70,9 +73,14 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
         sink = ParquetSink(out, run_id, "run")
         share = share_in(sink.place, run_id, plan.folder)
         task_plan = plan.for_tasks(share)
-        assembled = _assembled(spark, plan, task_plan).persist()
+        fact_keys = FACT_TASKS if plan.task_count > FACT_TASKS else 0
+        assembled = _assembled(spark, plan, task_plan, fact_keys).persist()
         try:
             summary += _summary(spark, plan, assembled, "scan and assemble")
+            if fact_keys:
+                facts = assembled.where(f"kind = {RowKind.FACTS:d}")
+                merged = _mapped(_by_key(facts, fact_keys, fact_keys), _merge)
+                summary += _summary(spark, plan, merged, "merge facts")
             write_run_tables(plan, summary, sink)
             known = summary.facts.known_names().for_tasks(share)
             values = (task_plan, known, out, run_id)
@@ -94,11 +102,13 @@ def _summary(spark: SparkSession, plan: RunPlan, frame: DataFrame, step: str) ->
     return summary
 
 
-def _assembled(spark: SparkSession, plan: RunPlan, task_plan: TaskPlan) -> DataFrame:
+def _assembled(
+    spark: SparkSession, plan: RunPlan, task_plan: TaskPlan, fact_keys: int
+) -> DataFrame:
     """Rows of the assemble step."""
     scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, task_plan)
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, _assemble, task_plan)
+    return _mapped(buckets, _assemble, task_plan, fact_keys=fact_keys)
 
 
 def _decoded(
@@ -108,7 +118,7 @@ def _decoded(
     values: tuple[TaskPlan, list[TaskTable], str, str],
 ) -> DataFrame:
     """Rows about the run from the tasks that decode and analyse. values: of `_decode`."""
-    rows = assembled.where(f"key != {RUN}")
+    rows = assembled.where(f"kind > {RowKind.FACTS:d}")
     if saved := saved_events(plan):
         rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
     slots = _by_key(rows, plan.slot_count, plan.task_count)
@@ -121,11 +131,11 @@ def _decoded(
 
 
 def _mapped(
-    frame: DataFrame, stage: Callable[..., Iterator[StepRow]], *values: object
+    frame: DataFrame, stage: Callable[..., Iterator[StepRow]], *values: object, fact_keys: int = 0
 ) -> DataFrame:
     """The rows `stage(rows, *values)` of each task; those about the run become one.
 
-    The tasks have the driver's settings of object stores.
+    The tasks have the driver's settings of object stores. fact_keys: as for `RunSummary.rows`.
     """
     settings = object_store.settings()
 
@@ -137,19 +147,19 @@ def _mapped(
                 summary.add(row)
             else:
                 yield _batch(row)
-        yield _batch(summary.row())
+        yield from map(_batch, summary.rows(fact_keys))
         _settle(stage.__name__)
 
     return frame.mapInArrow(task, ROWS)
 
 
 def _scan(rows: Iterator[StepRow], plan: TaskPlan) -> Iterator[StepRow]:
-    run_plan = plan.read()
+    run_plan = RunPlan.of_task(plan)
     return scan(run_plan, run_plan.sources(), rows)
 
 
 def _assemble(rows: Iterator[StepRow], plan: TaskPlan) -> Iterator[StepRow]:
-    run_plan = plan.read()
+    run_plan = RunPlan.of_task(plan)
     for key, group in _groups(rows):
         if key == RUN:
             yield from group
@@ -158,10 +168,15 @@ def _assemble(rows: Iterator[StepRow], plan: TaskPlan) -> Iterator[StepRow]:
             yield from assemble(run_plan, run_plan.sources(), group)
 
 
+def _merge(rows: Iterator[StepRow]) -> Iterator[StepRow]:
+    for row in rows:
+        yield row._replace(key=RUN)
+
+
 def _decode(
     rows: Iterator[StepRow], plan: TaskPlan, names: list[TaskTable], out: str, run_id: str
 ) -> Iterator[StepRow]:
-    run_plan, known = plan.read(), KnownNames.of_task(names)
+    run_plan, known = RunPlan.of_task(plan), KnownNames.of_task(names)
     sink: ParquetSink | None = None
     for slot, group in _groups(rows):
         sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")

@@ -46,7 +46,7 @@ class RowKind(IntEnum):
 
     UNITS = 0  # of the scan: (number, `plan.ScanUnit`) pairs
     SUMMARY = 1
-    FACTS = 2  # of a stream
+    FACTS = 2  # of a stream, or summaries with facts of one key only
     TABLE = 3
     SEGMENTS = 4
     EXCHANGES = 5

@@ -38,8 +38,10 @@ def test_spark_gives_the_rows_of_read(
 def test_tables_that_grow_lie_beside_the_run(
     spark: Any, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks read inputs, the places of key logs and names of topics from files of the run."""
+    """Tasks read inputs, the places of key logs and names of topics from files of the run, and
+    merge the facts."""
     monkeypatch.setattr(task_table, "TABLE_BYTES", 0)
+    monkeypatch.setattr(spark_run, "FACT_TASKS", 2)
     monkeypatch.setattr(spark_run, "CLOSURE_BYTES", 0)  # also if one task is enough
     made = Blocks()
     data = [made.section(), made.interface(resolution=9)]
