@@ -48,7 +48,7 @@ def share_in(place: SetFolder, run_id: str, folder: str) -> Share:
             return TaskTable(small, None, folder)
         path = f"{STAGING}/{run_id}/{name}.arrow"
         place.write(path, _written(table, None))
-        return TaskTable(b"", describe(f"{place.out}/{path}"), folder)
+        return TaskTable(b"", describe(f"{place.out.rstrip('/')}/{path}"), folder)
 
     return share
 
@@ -62,10 +62,11 @@ def _written(table: pa.Table, compression: str | None) -> bytes:
 
 
 class TextMap(Mapping[str, str]):
-    """Texts by text: the two columns of a table of `text_table`."""
+    """Texts by text: the two columns of a table of `text_table`; remembers those it was asked."""
 
     def __init__(self, table: pa.Table) -> None:
         self._keys, self._values = table.columns
+        self._asked: dict[str, str | None] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -74,10 +75,14 @@ class TextMap(Mapping[str, str]):
         return iter(self._keys.to_pylist())
 
     def __getitem__(self, key: str) -> str:
-        row = bisect_left(range(len(self)), key, key=lambda row: str(self._keys[row]))
-        if row == len(self) or str(self._keys[row]) != key:
+        if key not in self._asked:
+            row = bisect_left(range(len(self)), key, key=lambda row: str(self._keys[row]))
+            is_there = row < len(self) and str(self._keys[row]) == key
+            self._asked[key] = str(self._values[row]) if is_there else None
+        value = self._asked[key]
+        if value is None:
             raise KeyError(key)
-        return str(self._values[row])
+        return value
 
 
 def text_table(texts: Mapping[str, str]) -> pa.Table:

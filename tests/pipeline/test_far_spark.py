@@ -82,7 +82,7 @@ def test_rows_of_the_local_file(
     path = CAPTURES / "librdkafka.pcap"
     name = f"day{split_bytes}/librdkafka.pcap"
     url = store.put(name, path)
-    out = store.url(f"tables{split_bytes}")
+    out = store.url(f"tables{split_bytes}/")
     store.requests.clear()
     tables = kdissect.dissect(spark, url, out, split_bytes=split_bytes)
     assert sum(read_here) < 100, "the driver reads the first bytes, to know what it is"
