@@ -80,7 +80,7 @@ def test_closed_streams() -> None:
 
 
 USAGE = r"""
---nonsense                                            | No such option: --nonsense
+--nonsense                                            | --nonsense
 dissect                                               | Missing argument 'CAPTURE'
 dissect x.pcap --out o --conf novalue                 | --conf: 'novalue' is not KEY=VALUE
 dissect no/such.pcap --out {out}                      | no/such.pcap: no such file or directory
@@ -107,10 +107,10 @@ show {capture} --out {tmp}/x.doc                      | x.doc: no format has thi
 show {capture} --out {tmp}/x.csv -v                   | it writes columns
 show {capture} --out {tmp}/x.csv --columns ends       | no column 'ends'
 definitions Fetsh                                     | no API is named 'Fetsh'; did you mean Fetch?
-definitions Fetch x                                   | '[VERSION]': must be a valid integer
+definitions Fetch x                                   | Invalid value for '[VERSION]'
 show {capture} --api 99999                            | no API has key 99999
-show {capture} --exchange 99999999999999999999        | must be less than or equal to 9223372036
-show {capture} --port 99999                           | must be less than or equal to 65535
+show {capture} --exchange 99999999999999999999        | 9223372036854775807
+show {capture} --port 99999                           | 65535
 sql {set} "select * form exchanges"                   | Parser Error
 sql {set} "select nothing from exchanges"             | "nothing" not found
 sql {set} "copy exchanges to 'x.csv'"                 | this is COPY
