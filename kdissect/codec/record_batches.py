@@ -396,7 +396,7 @@ def _batches(b: Rows) -> pa.RecordBatch:
             arrays.append(names[field.name])
             continue
         column, valid = values[field.name]
-        column = column.astype(field.type.to_pandas_dtype())
+        column = column.astype(str(field.type))  # Arrow and NumPy have the same names
         arrays.append(pa.array(column, mask=None if valid is None else ~valid))
     return pa.RecordBatch.from_arrays(arrays, schema=BATCHES)
 
