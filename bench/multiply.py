@@ -36,7 +36,7 @@ def multiply(source: str | os.PathLike[str], target: str | os.PathLike[str], cop
     (link,) = struct.unpack_from("<I", header, 20)
     if link not in LINK_SIZES:
         raise ValueError(f"{os.fspath(source)}: link type {link} is none of {sorted(LINK_SIZES)}")
-    start = _starts(data)
+    start = packet_starts(data)
     ip = start + PACKET_HEADER_SIZE + LINK_SIZES[link]
     ip = ip[data[ip] >> 4 == IPV4]
     places = np.concatenate([ip + 12, ip + 16])  # of the sender's and the receiver's address
@@ -53,7 +53,7 @@ def multiply(source: str | os.PathLike[str], target: str | os.PathLike[str], cop
             out.write(data[FILE_HEADER_SIZE:])
 
 
-def _starts(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+def packet_starts(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """int64[n]: where the header of each packet begins."""
     view = memoryview(data)
     starts, pos = [], FILE_HEADER_SIZE

@@ -1,10 +1,14 @@
 """Many machines: the same rows from a standalone cluster, by spark-submit and Spark Connect."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numba
@@ -13,7 +17,9 @@ import pytest
 import kdissect
 from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment, python_without
 from tests.conftest import CAPTURES, ROOT
+from tests.objects import object_store
 from tests.processes import KDISSECT, Done, run
+from tests.truth.rows import set_differences
 
 pytestmark = [pytest.mark.heavy, pytest.mark.spark]
 INPUTS = [str(CAPTURES / "librdkafka.pcap"), str(CAPTURES / "sarama.pcap.gz")]
@@ -30,69 +36,128 @@ def cluster(tmp_path):
 
 @pytest.fixture(scope="module")
 def expected():
-    return _counts(kdissect.read(INPUTS))
+    return kdissect.read(INPUTS)
 
 
-def _counts(tables: kdissect.Tables) -> dict[str, int]:
-    return {name: tables[name].num_rows for name in tables.names}
-
-
-def _ids(tables: kdissect.Tables) -> list[tuple]:
-    rows = tables.exchanges.to_arrow(["exchange_id", "status", "topics"]).to_pylist()
-    return sorted(tuple(map(str, row.values())) for row in rows)
-
-
-def _submit(cluster: Cluster, out: Path, *conf: str) -> list[str]:
+def _submit(cluster: Cluster, out: Path | str, *conf: str, inputs: list[str] = INPUTS) -> list[str]:
     settings = [part for item in conf for part in ("--conf", item)]
     return [
         str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.url,
         "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m",
         "--conf", f"spark.executorEnv.PYTHONPATH={environment()['PYTHONPATH']}",
-        *settings, str(HERE / "job.py"), str(out), *INPUTS,
+        *settings, str(HERE / "job.py"), str(out), *inputs,
     ]  # fmt: skip
 
 
-def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path):
-    """A job of spark-submit on a standalone cluster writes the tables of `read()`."""
-    out = tmp_path / "tables"
-    done = run(*_submit(cluster, out), **environment())
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"exchanges: {expected['exchanges']}" in done.stdout
-    tables = kdissect.open(out)
-    assert _counts(tables) == expected
-    assert _ids(tables) == _ids(kdissect.read(INPUTS))
+DYNAMIC = (
+    "spark.dynamicAllocation.enabled=true",
+    "spark.dynamicAllocation.shuffleTracking.enabled=true",
+    "spark.dynamicAllocation.minExecutors=0",
+    "spark.dynamicAllocation.executorIdleTimeout=1s",
+)
+SPECULATION = (
+    "spark.speculation=true",
+    "spark.speculation.interval=10ms",
+    "spark.speculation.quantile=0.1",
+    "spark.speculation.multiplier=1.01",
+)
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [((), "Starting job"), (DYNAMIC, "ExecutorAllocationManager"), (SPECULATION, "speculatable")],
+    ids=["plain", "dynamic allocation", "speculation"],
+)
+def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path, conf, said):
+    """A job of spark-submit on a standalone cluster writes the tables of `read()`.
+
+    said: what Spark's log has of a cluster so configured.
+    """
+    done = _done(cluster, tmp_path / "tables", *conf)
+    assert said in done.stderr
+    tables = kdissect.open(tmp_path / "tables")
+    assert f"exchanges: {tables.exchanges.num_rows}" in done.stdout
+    assert set_differences(expected, tables) == []
     assert tables.manifest["options"]["split_bytes"] == 400_000
+
+
+def _done(cluster: Cluster, out: Path | str, *conf: str, inputs: list[str] = INPUTS) -> Done:
+    done = run(*_submit(cluster, out, *conf, inputs=inputs), timeout_s=400, **environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@contextmanager
+def _when_busy(job: subprocess.Popen[str], out: Path, do: Callable[[], None]) -> Iterator[None]:
+    """Do something once a task has written, or is about to: the worst moment."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while job.poll() is None:
+            if list(out.glob("_staging/**/*.parquet")):
+                do()
+                done.set()
+                return
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield
+    watcher.join()
+    assert done.is_set()
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def test_a_killed_worker_costs_no_row(cluster, expected, tmp_path):
     """Tasks of a killed worker run again, and the tables have every row once."""
     out = tmp_path / "tables"
-    job = subprocess.Popen(
-        _submit(cluster, out),
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    killed = threading.Event()
-
-    def kill_when_busy() -> None:
-        # a task has written, or is about to: the worst moment
-        while job.poll() is None:
-            if list(out.glob("_staging/**/*.parquet")):
-                cluster.workers[0].kill()
-                killed.set()
-                return
-            time.sleep(0.01)
-
-    watcher = threading.Thread(target=kill_when_busy)
-    watcher.start()
-    stdout, stderr = job.communicate(timeout=400)
-    watcher.join()
+    job = _started(_submit(cluster, out))
+    with _when_busy(job, out, cluster.workers[0].kill):
+        _, stderr = job.communicate(timeout=400)
     assert job.returncode == 0, stderr[-3000:]
-    assert killed.is_set()
-    assert f"exchanges: {expected['exchanges']}" in stdout
-    tables = kdissect.open(out)
-    assert _counts(tables) == expected
-    assert _ids(tables) == _ids(kdissect.read(INPUTS))
+    assert set_differences(expected, kdissect.open(out)) == []
     assert not (out / "_staging").exists()
+
+
+def test_a_killed_driver_starts_again(cluster, expected, tmp_path):
+    """The next run removes what the killed one left, and writes every row once."""
+    out = tmp_path / "tables"
+    job = _started(_submit(cluster, out))
+    with _when_busy(job, out, lambda: os.killpg(job.pid, signal.SIGKILL)):
+        job.communicate(timeout=400)
+    assert job.returncode == -signal.SIGKILL
+    with pytest.raises(kdissect.CaptureError, match="no table set"):
+        kdissect.open(out)
+    _done(cluster, out)
+    tables = kdissect.open(out)
+    assert set_differences(expected, tables) == []
+    listed = {file for entry in tables.manifest["tables"].values() for file in entry["files"]}
+    assert {path.relative_to(out).as_posix() for path in out.rglob("*.parquet")} == listed
+
+
+def test_a_store_that_refuses_a_tenth_of_all_requests(cluster, tmp_path):
+    """With 503 and a body: captures and tables in it are as whole as ever."""
+    counts = {"all": 0, "refused": 0}
+
+    def fault(*_: object) -> int:
+        counts["all"] += 1
+        is_refused = counts["all"] % 10 == 0
+        counts["refused"] += is_refused
+        return 503 if is_refused else 0
+
+    with object_store("busy") as store:
+        urls = [store.put(Path(path).name, Path(path)) for path in INPUTS]
+        expected, out = kdissect.read(urls), store.url("tables")
+        with store.failing(fault):
+            _done(cluster, out, inputs=urls)
+        assert counts["refused"] > 10
+        assert set_differences(expected, kdissect.open(out)) == []
 
 
 def test_the_python_of_the_workers(cluster, expected, tmp_path):
@@ -117,7 +182,7 @@ def test_the_python_of_the_workers(cluster, expected, tmp_path):
         assert len(failed.stderr.splitlines()) == 1
     done = dissect("set", f"spark.pyspark.python={sys.executable}", variable=str(without))
     assert done.returncode == 0, done.stderr
-    assert _counts(kdissect.open(tmp_path / "set")) == expected
+    assert set_differences(expected, kdissect.open(tmp_path / "set")) == []
 
 
 @pytest.fixture
@@ -155,7 +220,7 @@ def test_a_packed_environment_compiles_nothing(packed, expected, tmp_path):
             job = (HERE / "job.py", tmp_path / f"tables-{number}", *INPUTS)
             done = run(*unset, *submit, *job, timeout_s=400, **environment())
             assert done.returncode == 0, done.stderr[-3000:]
-            assert f"exchanges: {expected['exchanges']}" in done.stdout
+            assert f"exchanges: {expected.exchanges.num_rows}" in done.stdout
             assert not compiled.exists() or not list(compiled.iterdir())
     finally:
         started.stop()
@@ -178,8 +243,6 @@ def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
         # a process of its own: one process has no sessions of both kinds
         variables = environment() | {"SPARK_REMOTE": f"sc://127.0.0.1:{port}"}
         run(sys.executable, HERE / "job.py", out, *INPUTS, check=True, **variables)
-        tables = kdissect.open(out)
-        assert _counts(tables) == expected
-        assert _ids(tables) == _ids(kdissect.read(INPUTS))
+        assert set_differences(expected, kdissect.open(out)) == []
     finally:
         server.kill()

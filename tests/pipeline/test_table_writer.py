@@ -17,6 +17,7 @@ from kdissect.errors import OutputError
 from kdissect.pipeline import table_writer
 from kdissect.pipeline.table_set import staging
 from kdissect.pipeline.table_writer import ParquetSink
+from tests.builders.captures import split_capture
 from tests.truth.rows import set_differences
 
 DAY_S = 86_400
@@ -56,17 +57,13 @@ def test_files_end_at_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _around_midnight(capture: Path, path: Path) -> None:
-    """A pcap whose packets are at another time, the middle one at the end of a day."""
-    data = bytearray(capture.read_bytes())
-    starts, pos = [], 24
-    while pos < len(data):
-        starts.append(pos)
-        pos += 16 + int.from_bytes(data[pos + 8 : pos + 12], "little")
-    seconds = [int.from_bytes(data[start : start + 4], "little") for start in starts]
+    """Write a pcap whose packets are at another time, the middle one at the end of a day."""
+    head, packets = split_capture(capture.read_bytes())
+    seconds = [int.from_bytes(packet[:4], "little") for packet in packets]
     shift = -seconds[len(seconds) // 2] % DAY_S
-    for start, second in zip(starts, seconds, strict=True):
-        data[start : start + 4] = (second + shift).to_bytes(4, "little")
-    path.write_bytes(data)
+    for number, second in enumerate(seconds):
+        packets[number] = (second + shift).to_bytes(4, "little") + packets[number][4:]
+    path.write_bytes(head + b"".join(packets))
 
 
 @pytest.mark.spark
