@@ -132,6 +132,12 @@ class _Counting:
         return self.inner(environ, start_response)
 
 
+def files_in(folder: Path) -> list[str]:
+    """The files of a folder by name, as `Store.names` has those of a bucket."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
 @contextmanager
 def object_store(bucket: str = "captures") -> Iterator[Store]:
     """A server with an empty bucket; the environment says where it is meanwhile."""

@@ -40,7 +40,7 @@ def test_a_link_stays_a_link(tmp_path):
     assert real.read_text() == "after"
 
 
-def test_a_device_is_written_to(tmp_path):
+def test_a_device_is_written_to():
     """Devices are opened, not replaced; a full one raises an error."""
     with atomic_write("/dev/null") as part, open(part, "ab") as file:
         file.write(b"nothing")

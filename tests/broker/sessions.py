@@ -13,15 +13,7 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka import admin as kafka
 
 Records = dict[tuple[str, int], list[tuple[bytes | None, bytes | None, tuple[Any, ...]]]]
 Session = tuple[Path, Records]  # a capture, and the records of the topics after it
@@ -31,20 +23,22 @@ TOPICS = ("orders", "payments", "audit")
 
 def admin_calls(address: str) -> None:
     """Topics made, described, changed; one deleted again."""
-    admin = AdminClient({"bootstrap.servers": address, "client.id": "admin"})
+    admin = kafka.AdminClient({"bootstrap.servers": address, "client.id": "admin"})
     topics = [
-        NewTopic("orders", 3, 1, config={"retention.ms": "7200000"}),
-        NewTopic("payments", 2, 1),
-        NewTopic("audit", 1, 1, config={"cleanup.policy": "compact"}),
-        NewTopic("short-lived", 1, 1),
+        kafka.NewTopic("orders", 3, 1, config={"retention.ms": "7200000"}),
+        kafka.NewTopic("payments", 2, 1),
+        kafka.NewTopic("audit", 1, 1, config={"cleanup.policy": "compact"}),
+        kafka.NewTopic("short-lived", 1, 1),
     ]
     _all(admin.create_topics(topics))
-    _all(admin.create_partitions([NewPartitions("audit", 2)]))
-    orders = ConfigResource(ResourceType.TOPIC, "orders")
+    _all(admin.create_partitions([kafka.NewPartitions("audit", 2)]))
+    orders = kafka.ConfigResource(kafka.ResourceType.TOPIC, "orders")
     _all(admin.describe_configs([orders]))
-    change = ConfigResource(ResourceType.TOPIC, "orders")
+    change = kafka.ConfigResource(kafka.ResourceType.TOPIC, "orders")
     change.add_incremental_config(
-        ConfigEntry("max.message.bytes", "200000", incremental_operation=AlterConfigOpType.SET)
+        kafka.ConfigEntry(
+            "max.message.bytes", "200000", incremental_operation=kafka.AlterConfigOpType.SET
+        )
     )
     _all(admin.incremental_alter_configs([change]))
     _all(admin.delete_topics(["short-lived"]))
@@ -54,7 +48,7 @@ def admin_calls(address: str) -> None:
 
 def group_questions(address: str) -> None:
     """An operator's requests about groups and offsets."""
-    admin = AdminClient({"bootstrap.servers": address, "client.id": "operator"})
+    admin = kafka.AdminClient({"bootstrap.servers": address, "client.id": "operator"})
     admin.list_consumer_groups(request_timeout=WAIT_S).result(WAIT_S)
     _all(admin.describe_consumer_groups(["billing"]))
 

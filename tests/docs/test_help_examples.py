@@ -12,14 +12,12 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import kdissect as package
-from kdissect import api
-from kdissect.cli import app, dissect
+from kdissect.cli import app
 from tests import console
 from tests.cases import cases
 from tests.conftest import CAPTURES
@@ -80,7 +78,7 @@ def on_captures(line: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(tmp_path_factory: pytest.TempPathFactory, librdkafka: package.Tables) -> Path:
     """The files that examples name."""
     shelf = tmp_path_factory.mktemp("examples")
     for name, capture in (
@@ -98,24 +96,15 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (shelf / name).parent.mkdir(exist_ok=True)
         (shelf / name).symlink_to(CAPTURES / capture)
-    tables = package.read(CAPTURES / "librdkafka.pcap")
-    tables.write(shelf / "tables")
+    librdkafka.write(shelf / "tables")
     package.read(shelf / "day1").write(shelf / "before")
     package.read(shelf / "day2").write(shelf / "after")
     (shelf / "slow.sql").write_text("from exchanges order by latency_ms desc limit 3")
-    first = tables.exchanges.to_arrow().filter(tables.exchanges.to_arrow()["api_key"].is_valid())
-    (row,) = first.slice(0, 1).to_pylist()
+    row = next(row for row in librdkafka.exchanges.to_pylist() if row["api_key"] is not None)
     (shelf / "exchange_id").write_text(str(row["exchange_id"]))
-    (shelf / "kafka-request.log").write_text(
-        json.dumps(
-            {
-                "client": [row["client_ip"], row["client_port"]],
-                "correlation_id": row["correlation_id"],
-                "api_key": row["api_key"],
-                "total_time_ms": row["latency_ms"],
-            }
-        )
-    )
+    logged = {"client": [row["client_ip"], row["client_port"]], "total_time_ms": row["latency_ms"]}
+    logged |= {name: row[name] for name in ("correlation_id", "api_key")}
+    (shelf / "kafka-request.log").write_text(json.dumps(logged))
     result = CliRunner().invoke(
         app, ["replay", str(shelf / "orders.pcapng"), "--save", str(shelf / "orders.replay")]
     )
@@ -139,23 +128,12 @@ def folder(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> Any:
-    """`api.dissect` without Spark."""
-    replaces = options.pop("overwrite") | options.pop("append")
-    for name in ("keep_state", "read_again"):
-        del options[name]
-    return package.read(captures, **options).write(out, overwrite=replaces)
-
-
 @cases(
     ("verb", "line"), EXAMPLES, heavy=[(verb, line) for verb, line in EXAMPLES if line in REPEATED]
 )
-def test_an_example_of_help_succeeds(
-    verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("without_spark")
+def test_an_example_of_help_succeeds(verb: str, line: str, folder: Path) -> None:
     """It ends well, and says or writes something."""
-    monkeypatch.setattr(dissect, "_start_spark", lambda *_: None)
-    monkeypatch.setattr(api, "dissect", in_this_process)
     if verb == "dissect" and not re.search("--overwrite|--append", line):
         shutil.rmtree(folder / "tables")
     if "--save" in line:

@@ -168,7 +168,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
     assert _rows(found) == _rows(exchanges)
 
 
-def test_comments_name_exchanges_for_other_programs(tmp_path, librdkafka):
+def test_comments_name_exchanges_for_other_programs(tmp_path):
     """tshark and capinfos read the file; each request has a comment."""
     if shutil.which("tshark") is None:
         pytest.skip("tshark is not installed")

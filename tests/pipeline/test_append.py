@@ -23,6 +23,7 @@ from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
+from tests.objects import files_in
 from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated
 
 
@@ -87,8 +88,7 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, out, in_process):
     listed = {name for entry in manifest["tables"].values() for name in entry["files"]}
     state = manifest["state"]["tables"].values()
     listed |= {MANIFEST, *(name for entry in state for name in entry["files"])}
-    there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert there == listed
+    assert set(files_in(out)) == listed
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
 
 

@@ -105,7 +105,7 @@ def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
     assert (np.diff(place["pos"]) > 0).all()
 
 
-def test_empty_slices_can_be_joined(tmp_path: Path) -> None:
+def test_empty_slices_can_be_joined() -> None:
     """A packed empty slice can be joined with an unpacked one."""
     plain = exchange_index.concat([])
     packed = exchange_index.from_bytes(exchange_index.to_bytes(plain))

@@ -146,7 +146,7 @@ def test_an_object_that_changes_on_the_way(
 
 @pytest.mark.heavy
 def test_a_range_that_cannot_be_read(
-    spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line that names the object and the place; nothing is left; the repeat succeeds."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import app
-from kdissect.cli import dissect as dissect_verb
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
@@ -26,7 +25,7 @@ from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
 from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
-from tests.objects import Store, object_store
+from tests.objects import Store, files_in, object_store
 from tests.processes import Run
 
 # a run that has staged a file, and waits to be killed
@@ -95,11 +94,6 @@ def write(out: str, *names: str, overwrite: bool = False) -> None:
         write_topics(out, *names)
 
 
-def files(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in paths)
-
-
 def store_files(store: Store, prefix: str) -> list[str]:
     return [name.removeprefix(f"{prefix}/") for name in store.names(prefix)]
 
@@ -114,7 +108,7 @@ def test_a_folder_has_one_writer(kdissect: Run, tmp_path: Path) -> None:
     """
     out = tmp_path / "set"
     with writer(str(out)) as first:
-        before = files(out)
+        before = files_in(out)
         message = f"another run is writing there (process {first.pid} "
         with pytest.raises(OutputError, match=re.escape(message)):
             write(str(out), "a", overwrite=True)
@@ -124,13 +118,13 @@ def test_a_folder_has_one_writer(kdissect: Run, tmp_path: Path) -> None:
             assert done.returncode == 2
             (line,) = done.stderr.splitlines()
             assert line.startswith(f"kdissect: {out}: {message}")
-        assert files(out) == before
+        assert files_in(out) == before
         assert any(name.endswith(".parquet") for name in before)
         first.send_signal(signal.SIGKILL)
         first.wait()
-    assert any(name.startswith(f"{STAGING}/") for name in files(out))
+    assert any(name.startswith(f"{STAGING}/") for name in files_in(out))
     write(str(out), "a")
-    assert files(out) == set_files(str(out))
+    assert files_in(out) == set_files(str(out))
     assert not (out / STAGING).exists()
 
 
@@ -141,11 +135,11 @@ def test_the_next_run_removes_leftovers_of_a_killed_commit(tmp_path: Path) -> No
     (out / "topics").mkdir(parents=True)
     (out / left).write_bytes(b"")
     write(str(out), "a")
-    assert files(out) == set_files(str(out))
+    assert files_in(out) == set_files(str(out))
     (out / left).write_bytes(b"")
     (out / "topics" / "mine.parquet").write_bytes(b"")
     write(str(out), "b", overwrite=True)
-    assert set(files(out)) == {*set_files(str(out)), "topics/mine.parquet"}
+    assert set(files_in(out)) == {*set_files(str(out)), "topics/mine.parquet"}
 
 
 def test_a_run_that_is_refused_leaves_the_old_set(tmp_path: Path) -> None:
@@ -153,15 +147,11 @@ def test_a_run_that_is_refused_leaves_the_old_set(tmp_path: Path) -> None:
     out = tmp_path / "set"
     write(str(out), "a")
     (out / MANIFEST).write_text("{")
-    before = files(out)
+    before = files_in(out)
 
-    def fail() -> None:
-        with writing(str(out), overwrite=True):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert files(out) == before
+    with pytest.raises(RuntimeError), writing(str(out), overwrite=True):
+        raise RuntimeError
+    assert files_in(out) == before
 
 
 def test_processes_hold_the_lock_in_turn(tmp_path: Path) -> None:
@@ -209,7 +199,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other.mkdir(parents=True)
     (other / "topics.parquet").write_bytes(b"")
     write(str(out), "a")
-    assert set(files(out)) == {*set_files(str(out)), f"{STAGING}/0123456789ab/topics.parquet"}
+    assert set(files_in(out)) == {*set_files(str(out)), f"{STAGING}/0123456789ab/topics.parquet"}
 
 
 # -- object stores ----------------------------------------------------------------------------
@@ -256,7 +246,7 @@ def test_an_attempt_that_comes_too_late_does_not_start(store: Store, tmp_path: P
         with pytest.raises(EnvironmentFailed, match="is over"):
             ParquetSink(out, run_id, "t")
     assert not store.names("late")
-    assert not files(tmp_path)
+    assert not files_in(tmp_path)
 
 
 @pytest.mark.usefixtures("store")
@@ -319,12 +309,9 @@ def test_a_set_is_written_once_its_manifest_is(store: Store, capture: Path) -> N
     assert store_files(store, "whole") == set_files(out)
 
 
-@pytest.mark.usefixtures("single_attempts", "in_process")
-def test_a_run_succeeds_once_the_manifest_is_written(
-    store: Store, capture: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("single_attempts", "without_spark")
+def test_a_run_succeeds_once_the_manifest_is_written(store: Store, capture: Path) -> None:
     """Exit 0, and a line that says why there is no summary."""
-    monkeypatch.setattr(dissect_verb, "_start_spark", lambda *_: None)
     out = store.url("run")
     with refusing_once_written(store, "run"):
         result = CliRunner().invoke(app, ["dissect", str(capture), "--out", out])
@@ -365,5 +352,5 @@ def test_a_folder_is_written_once_its_manifest_is(
             patch.setattr(SetFolder, "remove", refuse)
             commit(str(out), run_id, sink.close(), NO_INPUTS)
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 2
-    assert set(files(out)) > set(set_files(str(out)))
+    assert set(files_in(out)) > set(set_files(str(out)))
     assert isinstance(kdissect.open(out).topics.to_arrow(), pa.Table)

@@ -137,7 +137,7 @@ def test_a_file_that_grows_until_the_next_one_comes(compressed, folder, put, par
     assert len(ids) == len(set(ids)) > 300
 
 
-def test_names_are_ordered_by_their_numbers(folder, put, parts):
+def test_names_are_ordered_by_their_numbers(folder, parts):
     """`tcpdump -C` writes name, name1, ... name10; the file before name10 is name9."""
     head, packets = split_capture(parts[0])
     (folder / "name9").write_bytes(head + b"".join(packets[:20]))

@@ -23,7 +23,7 @@ from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.cases import cases
 from tests.conftest import CAPTURES
-from tests.objects import object_store
+from tests.objects import files_in, object_store
 
 
 @pytest.fixture(params=["folder", "store"])
@@ -31,12 +31,7 @@ def place(request, tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]
     """A place for a set, and a function that lists the files there."""
     if request.param == "folder":
         out = tmp_path / "set"
-        yield (
-            str(out),
-            lambda: sorted(
-                path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()
-            ),
-        )
+        yield str(out), lambda: files_in(out)
         return
     with object_store("sets") as store:
         at = tmp_path.name

@@ -242,21 +242,26 @@ def test_requests_alone(talk: Talk, run: Run) -> None:
     assert len(flat(found[:-1])) > 100
 
 
+def open_at_the_end(run: Run, count: int, frame: bytes, step_us: int) -> None:
+    """Connections that begin one after the other, each with an open exchange: all are shown."""
+    packets: list[Packet] = []
+    for number in range(count):
+        talk = Talk(20000 + number, start=step_us * number)
+        talk.exchange(1)
+        talk.ask(frame)
+        packets += talk.packets
+    found = flat(run.packets(packets))
+    assert found.count((1, "paired")) == count
+    assert found.count((2, "response_missing")) == count
+
+
 def test_the_quietest_connections_make_room(
     tmp_path: Path, window_bytes: Callable[[int], None]
 ) -> None:
     """Open exchanges beyond the limit are shown and counted."""
     window_bytes(400)
     run = Run(tmp_path / "many.pcap", CarryLimits(connection_max=16))
-    packets: list[Packet] = []
-    for number in range(100):
-        talk = Talk(20000 + number, start=1000 * number)
-        talk.exchange(1)
-        talk.ask(request(2))
-        packets += talk.packets
-    found = flat(run.packets(packets))
-    assert found.count((1, "paired")) == 100
-    assert found.count((2, "response_missing")) == 100
+    open_at_the_end(run, 100, request(2), 1000)
     assert run.resumed.counts.given_up > 50
     assert len(run.resumed._open) <= 17
 
@@ -264,15 +269,7 @@ def test_the_quietest_connections_make_room(
 def test_bytes_of_all_connections_have_a_limit(tmp_path: Path) -> None:
     """Open frames beyond it are finished as they are."""
     run = Run(tmp_path / "large.pcap", CarryLimits(carried_max=1 << 20))
-    packets: list[Packet] = []
-    for number in range(40):
-        talk = Talk(20000 + number, start=1_000_000 * number)
-        talk.exchange(1)
-        talk.ask(produce(2, 1, room=200_000)[:150_000])
-        packets += talk.packets
-    found = flat(run.packets(packets))
-    assert found.count((1, "paired")) == 40
-    assert found.count((2, "response_missing")) == 40
+    open_at_the_end(run, 40, produce(2, 1, room=200_000)[:150_000], 1_000_000)
     assert run.resumed.counts.given_up > 10
 
 

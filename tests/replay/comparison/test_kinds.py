@@ -4,20 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from kdissect.replay.comparison.kinds import (
-    Explainer,
-    Kind,
-    Releases,
-    find_kinds,
-    find_roots,
-    kinds_of,
-)
+from kdissect.replay.comparison import kinds
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from tests.builders.workloads import exchange, fetch, fetched, metadata, planned, produce, produced
 
 CODE = "responses[].partition_responses[].error_code"
 REFUSED = Difference(CODE, ("t", "0"), 0, 20)
-EXPLAINER = Explainer(Releases(), {})
+EXPLAINER = kinds.Explainer(kinds.Releases(), {})
 
 
 def plan() -> ReplayPlan:
@@ -41,19 +34,19 @@ def judged(made: ReplayPlan, different: dict[int, Sequence[Difference]]) -> list
     return outcomes
 
 
-def found(different: dict[int, Sequence[Difference]]) -> list[Kind]:
+def found(different: dict[int, Sequence[Difference]]) -> list[kinds.Kind]:
     made = plan()
-    return find_kinds(judged(made, different), EXPLAINER)[0]
+    return kinds.find_kinds(judged(made, different), EXPLAINER)[0]
 
 
 def test_later_differences_of_a_partition_follow_its_first_one() -> None:
     """The Produce of partition 0 is the root of both Fetches there; partition 1 has its own."""
     made = plan()
     outcomes = judged(made, {number: [REFUSED] for number in range(5)})
-    assert find_roots(outcomes, lambda _: True) == {2: 0, 3: 1, 4: 0}
-    assert find_roots(outcomes, lambda outcome: outcome.step.number == 3) == {3: 1}
+    assert kinds.find_roots(outcomes, lambda _: True) == {2: 0, 3: 1, 4: 0}
+    assert kinds.find_roots(outcomes, lambda outcome: outcome.step.number == 3) == {3: 1}
     only = judged(made, {1: [REFUSED], 2: [REFUSED], 4: [REFUSED]})
-    assert find_roots(only, lambda _: True) == {4: 2}
+    assert kinds.find_roots(only, lambda _: True) == {4: 2}
 
 
 def test_a_folded_answer_is_named_by_its_error_or_field() -> None:
@@ -85,11 +78,11 @@ def test_differences_of_one_kind_are_together() -> None:
     other = Difference("results[].configs[].value", ("a", "segment.ms"), "1", "2")
     outcomes = judged(plan(), {0: [REFUSED, Difference(CODE, ("t", "1"), 0, 19)], 1: [REFUSED],
                                5: [*configs, other]})  # fmt: skip
-    kinds = kinds_of(outcomes)
-    assert [[one.keys[0] for _, one in each.found] for each in kinds] == [
+    found = kinds.kinds_of(outcomes)
+    assert [[one.keys[0] for _, one in each.found] for each in found] == [
         ["t", "t"], ["t"], ["a", "b", "c"], ["a"],
     ]  # fmt: skip
-    assert [step for step, _ in kinds[0].found] == [0, 1]
+    assert [step for step, _ in found[0].found] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +105,6 @@ def test_a_likely_cause_names_the_settings_of_the_target(one: Difference, says: 
         "topic u": {"max.message.bytes": "7"},
     }
     [outcome, *_] = judged(plan(), {0: [one]})
-    notes = list(Explainer(Releases(), settings).notes(outcome, one))
+    notes = list(kinds.Explainer(kinds.Releases(), settings).notes(outcome, one))
     assert says in notes[0]
     assert "7" not in "".join(notes)

@@ -78,9 +78,7 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert sasl_from("oauthbearer", None).secret == "dA=="
 
 
-def test_wrong_options_are_refused_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_are_refused_with_a_reason(tmp_path: Path) -> None:
     """Each wrong option of SASL or TLS is refused with its own reason."""
     with pytest.raises(OptionError, match="none of PLAIN"):
         sasl_from("GSSAPI", "u")
