@@ -417,8 +417,8 @@ def test_every_exact_value_of_many_apis_is_compared(name: str) -> None:
 
 
 def test_what_only_another_target_is_compared_in() -> None:
-    """With a reference, the number of replicas has to be equal; ids of brokers and members, and who
-    leads a group, are each target's own."""
+    """With a reference, the number of replicas has to be equal; ids of brokers and members, their
+    addresses, and who leads a group, are each target's own."""
 
     def run(node: int, replicas: int, member: str) -> RunFacts:
         made = Run()
@@ -434,6 +434,10 @@ def test_what_only_another_target_is_compared_in() -> None:
         broker = {"node_id": node, "host": "h", "port": 1}
         made.add(1, ApiKey.METADATA, 8, asked, {"brokers": [broker], "topics": topics})
         made.add(2, ApiKey.JOIN_GROUP, 5, {"group_id": "g"}, joined)
+        address = {"name": "listeners", "value": f"PLAINTEXT://h:{node}"}
+        described = {"resource_type": 4, "resource_name": "1"}
+        answered = {**described, "configs": [{**address, "synonyms": [address]}]}
+        made.add(3, ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [described]}, {"results": [answered]})
         ids = made.ids()
         ids.target.nodes[node] = ("h", 1)
         ids.groups.learn("g", "captured", member)
