@@ -19,7 +19,7 @@ from kdissect.pipeline.options import MB
 from kdissect.pipeline.set_folder import STAGING, SetFolder
 
 CLOSURE_BYTES = MB  # Spark broadcasts a larger function
-TABLE_BYTES = CLOSURE_BYTES // 8  # of a compressed table that goes with a function, which has five
+TABLE_BYTES = CLOSURE_BYTES // 8  # of a compressed table; a function takes at most five
 
 
 @dataclass(frozen=True, slots=True)
