@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.step_rows import DATE, Sink
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import SASL_TOKEN, ApiKey
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
 from kdissect.tables.arrow_arrays import binaries
@@ -259,7 +258,8 @@ def add_anomalies(
             secret = pa.array(np.isin(api_key, list(secret_apis())))
             shown = pc.if_else(secret, pa.scalar(TEXT.encode()), shown)
         if options.payload != FULL:
-            keys = [key for key in np.unique(api_key).tolist() if _may_hold_records(key, side)]
+            keys = np.unique(api_key).tolist()
+            keys = [key for key in keys if catalog.may_hold_records(key, side)]
             shown = pc.if_else(pa.array(np.isin(api_key, keys)), NO_BYTES, shown)
         is_captured = column["source"] >= 0
         table = anomaly_columns(
@@ -275,12 +275,3 @@ def add_anomalies(
             data=shown,
         )
         output.sink("anomalies", table)
-
-
-@cache
-def _may_hold_records(api_key: int, side: int) -> bool:
-    """Return whether messages of that API and side may hold records; True for an unknown API."""
-    if api_key not in catalog.apis():
-        return True
-    fields = walk(catalog.api(api_key).side(SIDES[side]).fields)
-    return any(field.type is Type.RECORDS for field in fields)

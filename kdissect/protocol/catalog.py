@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
-from kdissect.protocol.model import SIDES, Api, Definition
+from kdissect.protocol.model import SIDES, Api, Definition, Type, walk
 
 ABORT, COMMIT = 0, 1  # control records of these two types contain an EndTxnMarker
 
@@ -107,6 +107,14 @@ def apis() -> dict[int, Api]:
 def has_version(key: int, version: int) -> bool:
     """Return whether any Kafka release has this version of this API."""
     return key in _api_files() and version in _api(key).request.versions
+
+
+@cache
+def may_hold_records(key: int, side: int) -> bool:
+    """Return whether messages of that API and side may hold records; True for an unknown API."""
+    if key not in apis():
+        return True
+    return any(field.type is Type.RECORDS for field in walk(api(key).side(SIDES[side]).fields))
 
 
 @cache

@@ -257,7 +257,7 @@ class _MessageView:
         if not node.is_records and node.path[0] in ("header", "body"):
             return False
         is_metadata = self._holds_metadata and not self._options.reveal_secrets
-        is_records = node.is_records or self._api_key in (0, 1, 59, 78)
+        is_records = node.is_records or catalog.may_hold_records(self._api_key, self._side)
         return is_records and (is_metadata or self._options.payload != "full")
 
     def _decoded_value(self, node: Node) -> object:

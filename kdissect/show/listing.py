@@ -164,6 +164,8 @@ class Exchanges:
             self._names.setdefault(ident, name)
         while len(self._names) > TOPICS_MAX:
             self._names.popitem(last=False)
+        # the metadata log's id, by which records with credentials are known, always stays
+        self._names.update(SeenTopics().names().of_id)
 
 
 def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Table:

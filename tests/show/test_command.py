@@ -23,6 +23,7 @@ import kdissect as package
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from kdissect.show.columns import fitted
+from kdissect.show import listing
 from kdissect.show.listing import Exchanges
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
@@ -236,6 +237,16 @@ def test_an_interrupt_during_a_write_ends_the_rows_behind_it(captures: Path) -> 
     assert list(batches) == []
     assert exchanges.is_interrupted
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_the_metadata_log_is_known_after_many_topics(
+    captures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of the oldest topics are forgotten, but not that of the log with credentials."""
+    monkeypatch.setattr(listing, "TOPICS_MAX", 0)
+    exchanges = Exchanges([captures / "librdkafka.pcap"], Options(), Selection(), str)
+    assert sum(listed.table.num_rows for listed in exchanges)
+    assert list(exchanges._names.values()) == ["__cluster_metadata"]
 
 
 def test_a_terminal_gets_titles_and_a_pipe_whole_lines(

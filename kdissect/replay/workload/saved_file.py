@@ -1,6 +1,6 @@
 """Saved replay files: a workload as text lines, small enough to lie in a repository.
 
-Format, version 2
+Format, version 1
 -----------------
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
 each a JSON object.
@@ -109,7 +109,8 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
         return False
     asked = messages.entries(messages.request_body(exchange).get("topics"))
     is_asked = any(each.get("topic_id") == _METADATA_ID for each in asked)
-    return is_asked or METADATA_TOPIC.encode() in (exchange.response or b"")
+    response = exchange.response or b""
+    return is_asked or METADATA_TOPIC.encode() in response or _METADATA_ID.bytes in response
 
 
 def _row(value: Connection | Exchange) -> dict[str, object]:

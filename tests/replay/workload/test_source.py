@@ -3,6 +3,7 @@
 import gzip
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -188,6 +189,14 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     assert hidden.request == exchange.request
     [result] = response_body(hidden)["results"]
     assert [each["value"] for each in result["configs"]] == ["[redacted]", "5"]
+
+
+def test_records_of_the_metadata_log_are_left_out() -> None:
+    """A Fetch of a session names no topic in its request; its response has the log's id."""
+    partition = {"partition_index": 0, "high_watermark": 9, "records": b"credentials"}
+    told = {"responses": [{"topic_id": UUID(int=1), "partitions": [partition]}]}
+    exchange = call(ApiKey.FETCH, 13, 5, told=told, session_id=7, session_epoch=3, topics=[])
+    assert without_secrets(exchange).response is None
 
 
 def test_a_table_set_is_refused(table_set: Path) -> None:
