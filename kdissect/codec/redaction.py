@@ -2,11 +2,15 @@
 
 A field of a secret name is secret (`SECRET_FIELDS`), and so is the value of a config that is
 sensitive (`is_sensitive_name`). Secrets are strings or bytes. A name means the same in all
-definitions. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null. Anomalies
-show bytes as captured: for `secret_apis` and records with secrets they show ``[redacted]``.
+definitions. A secret becomes ``[redacted]``, bytes the same in ASCII; null stays null.
 
-Tables are hidden by `redact_column`, tokens in them by `redact_body`, saved replays by
-`redact_frame`; the trees of `show` and the differences of `replay` ask `is_secret` for each field.
+- Tables: `redact_column`; messages inside an Envelope, which become JSON, `redact_body`.
+- Bytes of anomalies: ``[redacted]`` for `secret_apis`, records with secrets, and bytes of a stream
+  that are in no message.
+- The trees of `show`, and the differences of `replay`: they ask `is_secret` for each field.
+- Saved replays: `redact_frame`. `extract --anonymize` has a table of fields of its own.
+- The state that an append saves: no bytes of an open exchange of `secret_apis`
+  (`resume.progress`).
 """
 
 from __future__ import annotations

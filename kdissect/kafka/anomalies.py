@@ -8,7 +8,7 @@ from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, joined
 from kdissect.jit import int64, kernel
 from kdissect.kafka.assembly import ANOMALY, NO_DIRECTION, Anomaly, Protocol
 from kdissect.kafka.exchanges import FRAMES_AT_ONCE, Frames, Pairs
-from kdissect.kafka.frame_tables import BAD_SIZE, NOT_DECRYPTED
+from kdissect.kafka.frame_tables import NO_FRAME, NOT_DECRYPTED
 from kdissect.kafka.pairing import IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tcp.proxy_protocol import HeaderFault
@@ -126,8 +126,9 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
             # the earlier response that answered the latest request
             first = np.searchsorted(passed, passed[response[rows]])
             before = pairs.responses["correlation"][first].astype(np.int32)
-        ids = exchanges["correlation_id"][rows]
-        parts.append(_of_frames(kind, RESPONSE, exchanges, rows, number=ids, other=before))
+        ids, is_token = exchanges["correlation_id"][rows], exchanges["is_sasl_token"][rows]
+        numbers = {"number": ids, "other": before, "reason": is_token}
+        parts.append(_of_frames(kind, RESPONSE, exchanges, rows, **numbers))
     late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]
     is_pair = (exchanges["request"]["size"] >= 0) & is_there
     is_pair &= exchanges["is_sasl_token"] == 0
@@ -215,12 +216,12 @@ def _proxy_headers(
 def _too_large(faults: Rows, frame_size_max: int) -> Rows:
     """A LIMIT row for each size prefix beyond the limit, unless it is text."""
     size = faults["number"]
-    is_size = (faults["kind"] == Anomaly.UNFRAMED_BYTES) & (faults["reason"] == BAD_SIZE)
+    is_size = (faults["kind"] == Anomaly.UNFRAMED_BYTES) & (faults["reason"] == NO_FRAME)
     is_size &= (size > frame_size_max) & (size < _SIZES_END) & ~_is_text(size)
     rows = faults[is_size]
     rows["kind"] = Anomaly.LIMIT
     rows["other"] = frame_size_max
-    rows["byte_count"] = rows["extent_count"] = 0
+    rows["reason"] = rows["byte_count"] = rows["extent_count"] = 0
     return rows
 
 

@@ -145,7 +145,7 @@ EXCHANGE = np.dtype(
         ("status", "u1"),  # PairStatus
         ("is_sasl_token", "u1"),
         ("confidence", "<f4"),  # of an api_key and api_version inferred from the response; else 0
-        ("queued_ns", "<i8"),  # wait until the response before had left; -1 unknown
+        ("queued_ns", "<i8"),  # until the response before had left; -1 unknown, 0 without a pair
         ("request", SIDE),
         ("response", SIDE),
     ]
@@ -162,7 +162,7 @@ ANOMALY = np.dtype(
         ("pos", "<i8"),  # stream position, -1 none
         ("byte_count", "<i8"),
         ("exchange_id", "<i8"),  # 0 none
-        ("reason", "u1"),  # of UNFRAMED_BYTES, NOT_DECRYPTED and PROXY_HEADER
+        ("reason", "u1"),  # which of the texts of its kind applies (`tables.anomalies`)
         # for its text: a size (of UNFRAMED_BYTES what was read there, or -1), a correlation id, ns
         ("number", "<i8"),
         ("other", "<i8"),  # the limit, or the correlation id before

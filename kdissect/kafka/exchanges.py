@@ -126,8 +126,8 @@ def _fill(exchanges: Rows, pairs: Pairs, segments: Rows, earlier: Rows) -> None:
         exchange["api_key"] = frame["api_key"]
         exchange["api_version"] = frame["api_version"]
         if asked >= 0 and answer >= 0:
-            before = earlier[frame["connection"]]
-            exchange["queued_ns"] = _queued_ns(exchange, responses, answer, segments, before)
+            known = earlier[frame["connection"]]
+            exchange["queued_ns"] = _queued_ns(exchange, responses, answer, segments, known)
 
 
 @inlined
@@ -158,17 +158,19 @@ def _queued_ns(exchange: Struct, responses: Rows, row: int, segments: Rows, earl
     that is not known.
 
     A broker handles the requests of a connection one at a time, so a request starts when the
-    previous response has left.
+    previous response has left, whatever that one answered. earlier: EARLIER of the connection.
     """
     frame = responses[row]
     if row > 0 and responses[row - 1]["connection"] == frame["connection"]:
         is_next = frame["before"] == NO_BREAK
         ended = segments[responses[row - 1]["last"]]["time_ns"]
-    elif earlier["response_end"] == NO_RESPONSE and frame["before"] != BREAK:
-        return int64(0)  # as far as is known, nothing was before a stream's first response
-    else:
+    elif earlier["response_end"] != NO_RESPONSE:
         is_next = frame["pos"] == earlier["response_end"]
         ended = earlier["response_time"]
+    else:
+        # Nothing was before a stream's first response, as far as the capture shows.
+        is_next = frame["before"] != BREAK
+        ended = exchange["request"]["end_time_ns"]
     if not is_next:
         return int64(-1)  # a response in the break may have occupied the broker for longer
     until = min(ended, exchange["response"]["time_ns"])

@@ -5,8 +5,8 @@ Elsewhere (after a gap over a size prefix, at a start in the middle, after an im
 frame must be found by evidence. `framing` decides when to search, and refuses a response whose
 bytes do not decode. Resynchronising late loses a few messages; resynchronising wrongly loses
 everything after it, because a wrong size skips over it. So a position scores points for its own
-frame and for the next two (four, if a request has no client id). A contradiction in any of them
-rejects it.
+frame and for the next two (four, if a request has no client id). A frame that cannot be one rejects
+it, here or next; a doubtful id costs points, or rejects it if nothing else speaks for it.
 
 *Requests* have a size, a known api key and version, and a correlation id a little above the last
 one. Their client id is null or printable, and often occurred before on the connection.
@@ -49,7 +49,7 @@ CONTROLLED_SHUTDOWN = 7  # its version 0 has request header v0, without client i
 SASL_HANDSHAKE = 17
 
 LOCK_POINTS = 4  # a position with this score starts a chain of frames
-LOCK_POINTS_UNMATCHED = 5  # the same for a response whose request was not captured
+UNMATCHED_POINTS = 1  # deducted for a response whose request was not captured
 STEP_MAX = 64  # largest rise between ids of uncaptured requests
 RISE_MAX = 1 << 16  # the same after a gap, if no request of the connection was captured
 REQUEST_STEP_MAX = 1000
@@ -422,8 +422,7 @@ def names_listed(stream: Stream, index: int, pos: int, size: int) -> int:
 def _response_points(stream: Stream, index: int, pos: int, walk: Struct, pending: Rows) -> int:
     """Score of a response at `pos`; -1 if something contradicts it.
 
-    The walk has the requests without response so far, and the id of the last response. A response
-    without captured request needs LOCK_POINTS_UNMATCHED, so its score is reduced by the difference.
+    The walk has the requests without response so far, and the id of the last response.
     """
     pieces = stream.pieces
     header = walk["header"]
@@ -446,9 +445,10 @@ def _response_points(stream: Stream, index: int, pos: int, walk: Struct, pending
         points = 3 if row == expecting(pending, first, last) else 2
     else:
         if not begins and (correlation < SMALL_ID or step(correlation, last_id) > STEP_MAX):
-            # Other bytes that end at a boundary score for the frames behind them only.
+            # Any bytes that happen to end at a boundary would score for the true frames behind
+            # them. So the id must say something itself.
             return -1
-        points = LOCK_POINTS - LOCK_POINTS_UNMATCHED
+        points = -UNMATCHED_POINTS
         if is_reserved(correlation) and begins:
             points += 3
         elif listed == NO_LIST:
@@ -491,7 +491,7 @@ def _response_points(stream: Stream, index: int, pos: int, walk: Struct, pending
                 points -= 1
             break
         behind = find(pieces, index, stream.stop, at)
-        if behind > 0 and pieces[behind]["pos"] > at:
+        if pieces[behind]["pos"] > at:
             if pieces[behind - 1]["end"] == at:
                 points += 3 if fits else 1  # the next frame is in a gap
             break

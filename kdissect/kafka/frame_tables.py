@@ -13,9 +13,9 @@ from kdissect.kafka.walk import STREAM, Stream
 from kdissect.tcp.byte_ranges import find
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
-# What is before a frame: another one or the stream's beginning; a break, that is bytes in no frame;
-# or nothing, because the capture begins with the frame.
-NO_BREAK, BREAK, BEGINNING = 0, 1, 2
+# What is before a frame: another one, or the beginning of the stream; a break, that is bytes in no
+# frame; what was sent before the capture began.
+NO_BREAK, BREAK, NOT_CAPTURED = 0, 1, 2
 
 FRAME = np.dtype(
     [
@@ -32,7 +32,7 @@ FRAME = np.dtype(
         ("extent_start", "i8"),
         ("extent_count", "i8"),
         ("captured", "i8"),  # number of captured bytes, with the size prefix
-        ("before", "i8"),  # what directly precedes it: NO_BREAK, BREAK or BEGINNING
+        ("before", "i8"),  # what directly precedes it: NO_BREAK, BREAK or NOT_CAPTURED
         ("after", STREAM),  # the stream from its end on
         # filled by `pairing.pair`:
         ("partner", "i8"),  # row of the response or the request, -1 without one
@@ -43,8 +43,8 @@ FRAME = np.dtype(
 
 NO_FRAMES = np.zeros(0, FRAME)
 
-# Why bytes are unframed: `reason` of the anomaly.
-AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
+# Why bytes are unframed: `reason` of the anomaly. `tables.anomalies` has the words.
+SIZE_MISSING, NO_FRAME, HEADER_MISSING, MID_STREAM, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
 _SHOWN_MAX = 256  # unframed bytes shown with their anomaly
 _EXTENTS_SHOWN = 2 * _SHOWN_MAX + 1  # most extents of these
@@ -139,7 +139,7 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Struct, tables: Table
     if pos != walk["covered"]:
         frame["before"] = BREAK
     else:
-        frame["before"] = BEGINNING if walk["reason"] == NO_BOUNDARY else NO_BREAK
+        frame["before"] = NOT_CAPTURED if walk["reason"] == MID_STREAM else NO_BREAK
     frame["partner"] = -1
     frame["outcome"] = 0
     frame["is_lost"] = 0
@@ -160,7 +160,7 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Struct, tables: Table
     frame["last"] = pieces[last]["segment"]
     walk["pos"] = end
     walk["covered"] = end
-    walk["reason"] = AFTER_GAP
+    walk["reason"] = SIZE_MISSING
     walk["size_read"] = -1
 
 

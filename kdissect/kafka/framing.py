@@ -40,7 +40,8 @@ from kdissect.protocol.model import REQUEST
 from kdissect.tcp.byte_ranges import find
 
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
-# So many finds of a search are refused in a stream, and one more for each few of its segments.
+# A stream refuses at most so many responses that searches found: REFUSED_MIN, and one more for each
+# SEGMENTS_PER_REFUSAL segments.
 REFUSED_MIN = 4
 SEGMENTS_PER_REFUSAL = 8
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
@@ -66,7 +67,7 @@ def _enter(
     # RFC 9293, 3.4: the SYN's sequence number is known, so the first byte of the stream is too.
     walk["begins"] = origin["is_boundary"]
     walk["is_certain"] = origin["is_boundary"]
-    walk["reason"] = frame_tables.AFTER_GAP if origin["is_boundary"] else frame_tables.NO_BOUNDARY
+    walk["reason"] = frame_tables.SIZE_MISSING if origin["is_boundary"] else frame_tables.MID_STREAM
     walk["size_read"] = -1
     walk["in_tokens"] = origin["in_tokens"]
     walk["is_first"] = 1 - origin["was_framed"]
@@ -98,16 +99,16 @@ def _go_on(walk: Struct, kind: int, captured_from: int) -> None:
     """Go on from a position without a frame. captured_from: position of the next captured byte."""
     if kind == _HEADER_MISSING:
         # the boundary after the frame is certain
-        walk["reason"] = frame_tables.HEADER_CUT
+        walk["reason"] = frame_tables.HEADER_MISSING
         walk["size_read"] = walk["header"]["size"]
         walk["pos"] += 4 + walk["header"]["size"]
         return
     walk["is_certain"] = 0
     if kind == _SIZE_MISSING:
-        walk["reason"] = frame_tables.AFTER_GAP
+        walk["reason"] = frame_tables.SIZE_MISSING
         walk["pos"] = max(walk["pos"], captured_from)
     else:
-        walk["reason"] = frame_tables.BAD_SIZE
+        walk["reason"] = frame_tables.NO_FRAME
         walk["size_read"] = walk["header"]["size"]
         walk["pos"] += 1
 
@@ -382,7 +383,8 @@ def _response_kind(stream: Stream, index: int, walk: Struct, pending: Rows) -> t
         return int64(_HEADER_MISSING), request
     is_response = True
     if request < 0 and listed != search.MECHANISMS:
-        # Its request was not captured: another response, or the end, must follow.
+        # Its request was not captured. A response header must follow it. At the end of the stream
+        # it must look like a response itself.
         is_response = is_plausible
         at = pos + 4 + size
         if at < stream.end:

@@ -7,16 +7,17 @@ with its id that is not answered yet, nearly always the oldest one. Ids come aga
 which changes nothing: the order decides. A request that is passed over keeps waiting; a response
 that comes for it later is out of order. SASL tokens carry no id and pair in order among themselves.
 
-If bytes before a response are in no frame, a *break*, the order says more. Responses were in it, so
-requests that are passed over there are LOST: a later response with their id answers a later
+The order says more after a *break*: bytes before a response that are in no frame. Responses were in
+it, so requests that are passed over there are LOST: a later response with their id answers a later
 request. No client has two requests with the same id (or two tokens) in flight at once. So a
 response after a break belongs to the youngest request that it can answer: those before had their
 responses in the break.
 
-A response that no request can have asked for is UNASKED: its request was not captured. A request
-with its id that was sent later is not its request. Clocks of two taps differ, so a request with an
-id of its own may appear up to CLOCKS_MAX_NS later than its response (an anomaly says so). One whose
-id its neighbour shares must come first, and so must a token.
+A response that no request can have asked for is UNASKED: its request was not captured. It is SECOND
+if a request with its id was answered before. A request with its id that was sent later is not its
+request. Clocks of two taps differ, so a request may appear up to CLOCKS_MAX_NS later than its
+response (an anomaly says so). That holds for no token, and for no request whose neighbour has the
+same id.
 
 Produce with acks=0 wants no response. The response of a request before the last answered one is
 missing, because it came before that answer. For later requests the reason is the closed connection.

@@ -39,7 +39,6 @@ def infer(assembly: Assembly, sources: Sources) -> None:
         (exchanges["request"]["size"] < 0)
         & (response["is_whole"] != 0)
         & (exchanges["is_sasl_token"] == 0)
-        & (exchanges["api_key"] == NO_API)
         & (response["size"] >= 8)
     )
     if not len(rows):

@@ -45,37 +45,44 @@ def severity_of(kind: Anomaly) -> str:
     return "error" if kind in _ERRORS else "info" if kind in _INFOS else "warning"
 
 
-# Details of stream faults; {number}, {other} and {n} (its bytes) are those of the ANOMALY row.
-STREAM_DETAILS: dict[Anomaly, str] = {
-    Anomaly.GAP: "{n} bytes of the stream are not in the capture",
-    Anomaly.OVERLAP_CONFLICT: "{n} retransmitted bytes differ from the first copy, which counts",
-    Anomaly.UNFRAMED_BYTES: "{n} bytes without a known frame boundary",
-    Anomaly.PARTIAL_FRAME: "a frame announced {number} bytes, of which {n} are missing",
-    Anomaly.RESPONSE_WITHOUT_REQUEST: "correlation id {number} answers no request of the capture",
-    Anomaly.DUPLICATE_RESPONSE: "correlation id {number} was answered before",
-    Anomaly.OUT_OF_ORDER_RESPONSE: (
-        "the response with correlation id {number} came after that with {other}"
+# Details of faults in streams, by `reason` of the ANOMALY row, which has {number}, {other} and {n},
+# its bytes. A kind without an entry says its name.
+STREAM_DETAILS: dict[Anomaly, tuple[str, ...]] = {
+    Anomaly.GAP: ("{n} bytes of the stream are not in the capture",),
+    Anomaly.OVERLAP_CONFLICT: ("{n} retransmitted bytes differ from the first copy, which counts",),
+    Anomaly.UNFRAMED_BYTES: (  # kafka.frame_tables
+        "{n} bytes without a known frame boundary: a size prefix is not in the capture",
+        "{n} bytes without a known frame boundary: no frame can begin there",
+        "{n} bytes of a frame whose header is not in the capture",
+        "{n} bytes without a known frame boundary: the connection began before the capture",
+        "{n} bytes of TLS records that could not be decrypted",
     ),
-    Anomaly.NEGATIVE_LATENCY: "the response is {number} ns older than the end of its request",
-    Anomaly.LIMIT: "a size prefix of {number} bytes is beyond the limit of frame_size, {other}",
+    Anomaly.PARTIAL_FRAME: ("a frame announced {number} bytes, of which {n} are missing",),
+    Anomaly.RESPONSE_WITHOUT_REQUEST: (
+        "correlation id {number} answers no request of the capture",
+        "a SASL token answers no request of the capture",
+    ),
+    Anomaly.DUPLICATE_RESPONSE: ("correlation id {number} was answered before",),
+    Anomaly.OUT_OF_ORDER_RESPONSE: (
+        "the response with correlation id {number} came after that with {other}",
+        "a SASL token came after the response to a later request",
+    ),
+    Anomaly.NEGATIVE_LATENCY: ("the response is {number} ns older than the end of its request",),
+    Anomaly.LIMIT: ("a size prefix of {number} bytes is beyond the limit of frame_size, {other}",),
+    Anomaly.NOT_DECRYPTED: (  # tls.decrypt
+        "the beginning of the TLS handshake is not in the capture",
+        "no key log has the secret of this TLS connection",
+        "the version or cipher suite of this TLS connection is not supported",
+        "the key log's secret does not fit this TLS connection",
+        "the key log has the secret of one side of this TLS connection only",
+    ),
+    Anomaly.PROXY_HEADER: (  # tcp.proxy_protocol
+        "the line of a PROXY protocol header does not end within 107 bytes",
+        "a PROXY protocol header has no valid addresses",
+        "a PROXY protocol header has an unknown version",
+    ),
 }
-
-
-# Why a TLS connection was not decrypted, by `reason` of its ANOMALY row (tls.decrypt).
-_NOT_DECRYPTED = (
-    "the beginning of the TLS handshake is not in the capture",
-    "no key log has the secret of this TLS connection",
-    "the version or cipher suite of this TLS connection is not supported",
-    "the key log's secret does not fit this TLS connection",
-    "the key log has the secret of one side of this TLS connection only",
-)
-
-# Faults of a PROXY protocol header, by `reason` of its ANOMALY row (tcp.proxy_protocol).
-_PROXY_HEADER = (
-    "the line of a PROXY protocol header does not end within 107 bytes",
-    "a PROXY protocol header has no valid addresses",
-    "a PROXY protocol header has an unknown version",
-)
+_REASON_BITS = 3
 
 
 class AnomalyRow(NamedTuple):
@@ -157,20 +164,17 @@ def stream_anomalies(
     """`anomalies` from ANOMALY rows of an assembly; data[i] has the bytes of row i."""
 
     def text(code: int, rows: Ints) -> pa.Array:
-        kind = Anomaly(code)
+        kind, reason = Anomaly(code >> _REASON_BITS), code & ((1 << _REASON_BITS) - 1)
         some = anomalies[rows]
-        if kind is Anomaly.NOT_DECRYPTED:
-            return pa.array(_NOT_DECRYPTED, pa.string()).take(pa.array(some["reason"]))
-        if kind is Anomaly.PROXY_HEADER:
-            return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["reason"]))
-        template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
+        templates = STREAM_DETAILS.get(kind) or (kind.name.lower().replace("_", " "),)
         numbers = {name: some[name] for name in ("number", "other")}
-        return texts(template, len(some), n=some["byte_count"], **numbers)
+        return texts(templates[reason], len(some), n=some["byte_count"], **numbers)
 
+    texts_by = anomalies["kind"].astype(np.int64) << _REASON_BITS | anomalies["reason"]
     connection, source = anomalies["connection"], anomalies["source"]
     return anomaly_columns(
         anomalies["kind"],
-        detail=texts_of_kinds(anomalies["kind"], text),
+        detail=texts_of_kinds(texts_by, text),
         connection_id=(np.append(connection_ids, 0)[connection], connection >= 0),
         exchange_id=(anomalies["exchange_id"], anomalies["exchange_id"] != 0),
         capture_id=(np.append(np.asarray(capture_ids, np.int64), 0)[source], source >= 0),

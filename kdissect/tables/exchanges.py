@@ -38,13 +38,13 @@ def exchanges_table(chunk: MessageChunk) -> pa.Table:
     connection = exchanges["connection"]
     via = pa.array(connection, pa.int32())
     is_message = exchanges["is_sasl_token"] == 0
-    is_known = (exchanges["request"]["size"] >= 0) | (exchanges["confidence"] > 0)
-    has_api = (exchanges["api_key"] != NO_API) & is_known & is_message
+    has_api = exchanges["api_key"] != NO_API
+    is_pair = _are_pairs(exchanges)
     service, has_service = service_ns(exchanges)
     error, error_codes = marks.error_columns
     has_error, status = _has_error_code(chunk), chunk.status
     is_decoded = (status == DecodeStatus.OK).all(axis=1)
-    wait, is_answered = waits(exchanges, is_decoded, marks)
+    wait = _waits(exchanges, service / 1e6, has_service, is_decoded, marks)
     columns = {
         "exchange_id": exchanges["exchange_id"],
         "connection_id": chunk.frames.connection_ids,
@@ -59,7 +59,7 @@ def exchanges_table(chunk: MessageChunk) -> pa.Table:
         "client_id": chunk.client_ids,
         "queued_ms": (exchanges["queued_ns"] / 1e6, has_service),
         "service_ms": (service / 1e6, has_service),
-        "wait": labels(wait, names_of(Wait), is_answered),
+        "wait": labels(wait, names_of(Wait), is_pair),
         "status": labels(exchanges["status"], names_of(PairStatus)),
         "version_source": labels(chunk.version_source, names_of(VersionSource)),
         "version_confidence": _confidence(chunk.version_source, exchanges["confidence"]),
@@ -74,7 +74,7 @@ def exchanges_table(chunk: MessageChunk) -> pa.Table:
         "group_id": marks.first_text(Role.GROUP_ID),
         "transactional_id": marks.first_text(Role.TRANSACTIONAL_ID),
         **_places(chunk),
-        **_durations(exchanges),
+        **_durations(exchanges, is_pair),
     }
     return table_of(EXCHANGES, columns)
 
@@ -120,31 +120,34 @@ def _places(chunk: MessageChunk) -> dict[str, Column]:
     return columns
 
 
-def _durations(exchanges: Rows) -> dict[str, tuple[Ints, Bools]]:
+def _durations(exchanges: Rows, is_pair: Bools) -> dict[str, tuple[Ints, Bools]]:
     """Milliseconds between the first and last bytes of request and response."""
     request, response = exchanges["request"], exchanges["response"]
-    has_request, has_response = request["size"] >= 0, response["size"] >= 0
-    both = has_request & has_response
     first, sent = request["time_ns"], request["end_time_ns"]
     answered, last = response["time_ns"], response["end_time_ns"]
     return {
-        "latency_ms": ((answered - sent) / 1e6, both),
-        "duration_ms": ((last - first) / 1e6, both),
-        "upload_ms": ((sent - first) / 1e6, has_request),
-        "download_ms": ((last - answered) / 1e6, has_response),
+        "latency_ms": ((answered - sent) / 1e6, is_pair),
+        "duration_ms": ((last - first) / 1e6, is_pair),
+        "upload_ms": ((sent - first) / 1e6, request["size"] >= 0),
+        "download_ms": ((last - answered) / 1e6, response["size"] >= 0),
     }
+
+
+def _are_pairs(exchanges: Rows) -> Bools:
+    """bool[n]: whether both sides exist."""
+    pairs: Bools = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
+    return pairs
 
 
 def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
     """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
 
-    The column `service_ms` is this time. If bytes before the response are missing, nobody knows
-    how long the request was queued.
+    The column `service_ms` is this time. If bytes before the response are missing, or in no frame,
+    nobody knows how long the request was queued.
     """
     latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
-    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
     queued = exchanges["queued_ns"]
-    return np.asarray(latency - queued, np.int64), is_answered & (queued >= 0)
+    return np.asarray(latency - queued, np.int64), _are_pairs(exchanges) & (queued >= 0)
 
 
 def _confidence(version_source: npt.NDArray[np.int8], inferred: Ints) -> Ints:
@@ -212,34 +215,32 @@ class Wait(IntEnum):
     UNDECIDED = 3
 
 
-def waits(
-    exchanges: Rows, is_decoded: Bools, marks: ChunkMarks
-) -> tuple[npt.NDArray[np.int8], Bools]:
-    """(Wait int8[n], bool[n]: both sides exist) of the EXCHANGE rows of a chunk.
+def _waits(
+    exchanges: Rows, service_ms: Ints, is_known: Bools, is_decoded: Bools, marks: ChunkMarks
+) -> npt.NDArray[np.int8]:
+    """Wait int8[n] of the EXCHANGE rows of a chunk; without meaning if a side is missing.
 
-    is_decoded: bool[n], both messages were decoded.
+    service_ms: float64[n]. is_known: bool[n], whether it is. is_decoded: bool[n], both messages
+    were decoded.
     """
     key = exchanges["api_key"]
-    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
     wait = np.where(np.isin(key, GROUP_WAITS), Wait.GROUP, Wait.ANSWER).astype(np.int8)
     wait[np.isin(key, _POLLS) & ~is_decoded] = Wait.UNDECIDED
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
-    service, is_known = service_ns(exchanges)
-    service_ms = service / 1e6
-    wait[is_poll & is_answered & ~is_known] = Wait.UNDECIDED
+    wait[is_poll & ~is_known] = Wait.UNDECIDED
     is_poll &= is_known & is_decoded & (service_ms >= POLL_MIN_MS)
     is_poll &= service_ms <= longest * POLL_LATE + POLL_LATE_MS
     wanted = np.maximum(marks.first_number(Role.MIN_BYTES)[0], 1)
     least, most = _bytes_there(exchanges, is_poll, marks)
     wait[is_poll & (least < wanted)] = Wait.UNDECIDED
     wait[is_poll & (most < wanted)] = Wait.LONG_POLL
-    return wait, is_answered
+    return wait
 
 
 def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Ints, Ints]:
     """int64[n] twice: the fewest and the most returned bytes that the log can have had when the
     chosen exchanges were sent."""
-    sets = marks.records
+    sets = marks.record_marks
     sets = sets[(sets["side"] == RESPONSE) & (sets["length"] > 0) & chosen[sets["row"]]]
     row = sets["row"]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000

@@ -141,8 +141,8 @@ class ChunkMarks:
         return marks
 
     @cached_property
-    def records(self) -> Rows:
-        """PARTITION_MARK rows of record data."""
+    def record_marks(self) -> Rows:
+        """PARTITION_MARK rows of record sets, also of empty ones."""
         return self.by_partition(Role.RECORDS)
 
     def record_sets(self, api_key: npt.NDArray[np.int16]) -> tuple[Rows, Ints]:
@@ -152,7 +152,7 @@ class ChunkMarks:
         api_key: of each exchange of the chunk. FetchSnapshot (KIP-630) sends a snapshot in pieces;
         a piece with a position above 0 may start inside a batch. Other sets start with a batch.
         """
-        sets = self.records
+        sets = self.record_marks
         is_piece = api_key[sets["row"]] == ApiKey.FETCH_SNAPSHOT
         position = np.zeros(len(sets), np.int64)
         if is_piece.any():

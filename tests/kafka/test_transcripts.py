@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
+from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.columns import CloseReason
@@ -181,6 +182,7 @@ def test_a_size_that_cannot_be() -> None:
     assert book.exchanges() == [(1, "paired")]
     assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
     assert book.run().anomalies["number"][0] == int.from_bytes(b"GET ", "big")
+    assert book.run().anomalies["reason"][0] == frame_tables.NO_FRAME
     book = book >> request(2) >> request(3) << response(2) << response(3)
     assert [number for number, _ in book.exchanges()] == [1, 2, 3]
 
@@ -193,6 +195,7 @@ def test_a_frame_cut_by_the_end() -> None:
     book = Playbook().syn() >> request(1) << response(1) >> request(2)[:10]
     assert book.exchanges() == [(1, "paired")]
     assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
+    assert book.run().anomalies["reason"][0] == frame_tables.HEADER_MISSING
     book = Playbook().syn() >> request(1) << response(1) >> request(2)[:12]
     assert book.exchanges() == [(1, "paired"), (2, "response_missing")]
 

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from kdissect.kafka.assembly import ANOMALY, Anomaly
 from kdissect.tables.anomalies import (
-    _NOT_DECRYPTED,
-    _PROXY_HEADER,
     DIRECTIONS,
     STREAM_DETAILS,
     AnomalyRow,
@@ -22,7 +20,6 @@ from kdissect.tables.anomalies import (
 )
 from kdissect.tables.schemas import ANOMALIES
 
-_TEXTS = {Anomaly.NOT_DECRYPTED: _NOT_DECRYPTED, Anomaly.PROXY_HEADER: _PROXY_HEADER}
 IDS, CAPTURE_IDS = np.array([11, -22, 33]), [101, -202]
 
 anomalies = st.lists(
@@ -37,7 +34,7 @@ anomalies = st.lists(
         st.integers(-1, 5),
         st.integers(0, 5000),
         st.sampled_from([0, 7, -7]),
-        st.integers(0, min(map(len, _TEXTS.values())) - 1),
+        st.integers(0, 4),
         st.integers(-9, 9),
         st.integers(-9, 9),
     ),
@@ -49,11 +46,14 @@ NAMES = (
 )  # fmt: skip
 
 
+def _texts(kind: int) -> tuple[str, ...]:
+    """The texts of a kind: one for each reason."""
+    return STREAM_DETAILS.get(Anomaly(kind)) or (Anomaly(kind).name.lower().replace("_", " "),)
+
+
 def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
     kind = Anomaly(int(row["kind"]))
-    text = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
-    if kind in _TEXTS:
-        text = _TEXTS[kind][int(row["reason"])]
+    text = _texts(kind)[int(row["reason"])]
     return {
         "kind": kind.name.lower(),
         "severity": severity_of(kind),
@@ -75,6 +75,7 @@ def test_faults_of_streams(given: list[tuple[int, ...]]) -> None:
     rows = np.zeros(len(given), ANOMALY)
     for number, name in enumerate(NAMES):
         rows[name] = [row[number] for row in given]
+    rows["reason"] %= np.array([len(_texts(row[0])) for row in given], np.uint8)
     data = [None if row[-1] < 0 else bytes(row[-1]) for row in given]
     table = stream_anomalies(rows, IDS, CAPTURE_IDS, pa.array(data, pa.binary()))
     assert table.schema == ANOMALIES
