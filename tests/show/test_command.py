@@ -22,8 +22,8 @@ import pytest
 import kdissect as package
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
-from kdissect.show.columns import fitted
 from kdissect.show import listing
+from kdissect.show.columns import fitted
 from kdissect.show.listing import Exchanges
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
