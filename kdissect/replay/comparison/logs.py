@@ -22,9 +22,9 @@ after LAG_NS. Nothing is said about a topic's offsets after the run has deleted 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -50,13 +50,11 @@ _WATERMARKS = {
 }
 _POLICY = "cleanup.policy"
 _OF_ROWS = ("key", "value", "headers", "timestamp_ms")
-_REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
 _MAYBE_APPENDED = codes(
     "REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER"
 )
 
-Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # of a record
 ToTarget = Callable[[Log, int], int]  # an offset of the other side
 
 
@@ -133,8 +131,8 @@ class _Fetched:
 class LogFacts:
     """What the run shows of one log.
 
-    produced: by base offset. unknown: records that may be there besides. silent: record
-    sets of Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never.
+    produced: by base offset. unknown: records that may be there besides. deleted_to: by
+    DeleteRecords, -1 never.
     fetched: in the order of the answers. delivered: their batches by base offset, each as it came
     first. old: their records before magic 2, by offset. readings: of its "ends", "stable_ends" and
     "starts".
@@ -143,7 +141,6 @@ class LogFacts:
     log: Log
     produced: dict[int, Produced] = field(default_factory=dict)
     unknown: int = 0
-    silent: list[bytes] = field(default_factory=list)
     deleted_to: int = -1
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
@@ -226,8 +223,6 @@ class Logs(dict[Log, LogFacts]):
             facts.is_transactional |= any(each.is_transactional for each in found)
             is_old = any(each.magic != 2 for each in found)
             count = MANY if is_old else sum(max(each.record_count, 0) for each in found)
-            if acks == 0:
-                facts.silent.append(data)
             result = answered.get(log, {})
             code, base = result.get("error_code"), result.get("base_offset", -1)
             if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
@@ -304,7 +299,7 @@ class Logs(dict[Log, LogFacts]):
         """
         for log, sets in expected.items():
             end = ends.get(log, MANY)
-            yield from RecordComparison(self[log], sets, to_target, end).differences()
+            yield from _compare_records(self[log], sets, to_target, end)
 
     def contradictions(self) -> Iterator[Contradiction]:
         yield from self._found
@@ -352,84 +347,54 @@ class Logs(dict[Log, LogFacts]):
 # -- captured records -----------------------------------------------------------------------------
 
 
-class RecordComparison:
-    """Compares captured records of a log with those that answers have brought."""
+def _compare_records(
+    facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget, end: int
+) -> Iterator[Contradiction]:
+    """Compare captured records of a log with those that answers have brought."""
+    bases = sorted(facts.delivered)
+    for step, record_set in expected:
+        lost: list[int] = []
+        for batch in batches_of(record_set):
+            if batch.header.is_control:
+                continue  # a marker comes some time after its transaction: where is no matter
+            for offset, name, c, a in _compare_batch(facts, bases, batch, to_target):
+                if name:
+                    one = _in_log(facts.log, f"{RECORDS}[].{name}", c, a, offset=offset)
+                    yield step, one
+                elif offset < end:
+                    lost.append(offset)
+        if lost:
+            count = count_text(len(lost), min(lost))
+            yield step, _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")
 
-    def __init__(
-        self, facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget, end: int
-    ) -> None:
-        self._facts, self._to_target = facts, to_target
-        self._bases = sorted(facts.delivered)
-        self._found: list[Contradiction] = []
-        # by the target's offset: contents of the captured and of another record there
-        self._replaced: dict[int, tuple[Content, Content]] = {}
-        for step, record_set in expected:
-            lost: list[int] = []
-            for batch in batches_of(record_set):
-                if batch.header.is_control:
-                    continue  # a marker comes some time after its transaction: where is no matter
-                if not self._is_delivered(step, batch):
-                    lost += [each for each in self._compare_rows(step, batch) if each < end]
-            if lost:
-                count = count_text(len(lost), min(lost))
-                one = _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")
-                self._found.append((step, one))
 
-    def _add(self, step: int, offset: int, name: str, c: Any, a: Any) -> None:
-        if c != a:
-            one = _in_log(self._facts.log, f"{RECORDS}[].{name}", c, a, offset=offset)
-            self._found.append((step, one))
-
-    def _is_delivered(self, step: int, batch: Batch) -> bool:
-        """Return whether a batch came as it is; notes how else it is written."""
-        base = batch.header.base_offset
-        other = self._facts.delivered.get(self._to_target(self._facts.log, base))
-        if other is None or batch.header.magic != 2 or other.header.is_control:
-            return False
+def _compare_batch(
+    facts: LogFacts, bases: Sequence[int], batch: Batch, to_target: ToTarget
+) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield (offset, field, captured, answered) of what differs in a batch; the field is "" for a
+    record that no answer brings. bases: of the delivered batches, ascending."""
+    header = batch.header
+    other = facts.delivered.get(to_target(facts.log, header.base_offset))
+    if other is not None and header.magic == 2 and not other.header.is_control:
         c, a = batch.data, other.data
-        self._add(step, base, "compression", batches.codec_of(c), batches.codec_of(a))
-        self._add(step, base, "timestamp_type", *map(batches.timestamp_type, (c, a)))
-        return batches.are_equal(c, a)
-
-    def _compare_rows(self, step: int, batch: Batch) -> Iterator[int]:
-        """Compare record by record. Yields the offsets of those that no answer brings."""
-        for row in batch.rows().values():
-            offset = self._to_target(self._facts.log, row["offset"])
-            other = self._row(offset)
-            if other is None:
-                yield row["offset"]
-            elif other["control_type"] is None:
-                have_times = row["timestamp_type"] == other["timestamp_type"] == "CreateTime"
-                for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
-                    self._add(step, row["offset"], name, row[name], other[name])
-                contents = _content(row), _content(other)
-                if contents[0] != contents[1]:
-                    self._replaced[offset] = contents
-
-    def _row(self, offset: int) -> Row | None:
-        """The record at an offset, decoded; None if no answer has it."""
-        facts, place = self._facts, bisect_right(self._bases, offset) - 1
-        rows = facts.old if place < 0 else facts.delivered[self._bases[place]].rows()
-        return rows.get(offset, facts.old.get(offset))
-
-    def differences(self) -> Iterator[Contradiction]:
-        """The differences by step. Records that only changed their places are allowed if Produce
-        requests with acks 0 wrote them: those in flight at the same time have no order."""
-        pairs = self._replaced.values()
-        captured, answered = Counter(c for c, _ in pairs), Counter(a for _, a in pairs)
-        is_reordered = bool(captured) and captured == answered
-        if is_reordered:
-            sent = [each for data in self._facts.silent for each in batches_of(data)]
-            rows = [row for each in sent for row in each.rows().values()]
-            is_reordered = captured.keys() <= set(map(_content, rows))
-        for step, one in self._found:
-            is_allowed = is_reordered and one.place.endswith(_OF_ROWS)
-            yield step, replace(one, rule=_REORDERED) if is_allowed else one
-
-
-def _content(row: Row) -> Content:
-    """Key, value and headers of a record; not its offset, time and producer."""
-    return row["key"], row["value"], tuple((one["key"], one["value"]) for one in row["headers"])
+        written = {"compression": batches.codec_of, "timestamp_type": batches.timestamp_type}
+        for name, of in written.items():
+            if of(c) != of(a):
+                yield header.base_offset, name, of(c), of(a)
+        if batches.are_equal(c, a):
+            return
+    for offset, row in batch.rows().items():
+        there = to_target(facts.log, offset)
+        place = bisect_right(bases, there) - 1
+        rows = facts.old if place < 0 else facts.delivered[bases[place]].rows()
+        brought = rows.get(there, facts.old.get(there))
+        if brought is None:
+            yield offset, "", None, None
+        elif brought["control_type"] is None:
+            have_times = row["timestamp_type"] == brought["timestamp_type"] == "CreateTime"
+            for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
+                if row[name] != brought[name]:
+                    yield offset, name, row[name], brought[name]
 
 
 # -- answers beside each other --------------------------------------------------------------------
