@@ -20,33 +20,25 @@ from kdissect.replay.workload.messages import (
     SHARE_APIS,
     TRANSACTION_KEY,
     Body,
+    apis,
     entries,
+    partition_number,
     request_body,
 )
 
-# Requests that several nodes may answer -> their array, the array of partitions in its elements,
-# and the partition's number ("" a plain number). Without partitions, the elements are groups or
-# transactions, which have coordinators, with their name ("" a plain name).
-_ARRAYS: dict[int, tuple[str, str, str]] = {
-    ApiKey.PRODUCE: ("topic_data", "partition_data", "index"),
-    ApiKey.FETCH: ("topics", "partitions", "partition"),
-    ApiKey.SHARE_FETCH: ("topics", "partitions", "partition_index"),
-    ApiKey.SHARE_ACKNOWLEDGE: ("topics", "partitions", "partition_index"),
-    ApiKey.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
-    ApiKey.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
-    ApiKey.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
-    ApiKey.DESCRIBE_GROUPS: ("groups", "", ""),
-    ApiKey.DELETE_GROUPS: ("groups_names", "", ""),
-    ApiKey.OFFSET_FETCH: ("groups", "", "group_id"),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "", ""),
-    ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", "", ""),
-    ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", "", ""),
-    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "", "group_id"),
-    ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", ""),
-}
-# Requests to leaders.
-_BY_LEADER = {api_key for api_key, (_, inner, _) in _ARRAYS.items() if inner}
+_BY_LEADER = apis(
+    "Produce Fetch ShareFetch ShareAcknowledge ListOffsets OffsetForLeaderEpoch DeleteRecords "
+    "DescribeProducers"
+)
+# Requests about several groups or transactions, each of which has a coordinator.
+_BY_COORDINATOR = apis(
+    "DescribeGroups DeleteGroups OffsetFetch ConsumerGroupDescribe ShareGroupDescribe "
+    "StreamsGroupDescribe DescribeShareGroupOffsets DescribeTransactions"
+)
+# The arrays that are cut: of topics, and of structs or plain names of groups and transactions.
+_TOPICS = ("topic_data", "topics")
+_NAMED = ("groups", "groups_names", "group_ids", "transactional_ids")
+_PARTITIONS = ("partitions", "partition_data", "partition_indexes")
 _FETCHES = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 
 
@@ -97,10 +89,12 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
     """
     first, api_key = node_of(ids, step), step.exchange.api_key
     is_shared = api_key in SHARE_APIS
-    if api_key not in _ARRAYS or not (ids.target.several or is_shared):
+    is_cut = api_key in _BY_LEADER | _BY_COORDINATOR
+    if not is_cut or not (ids.target.several or is_shared):
         return [(first, frame)]
     whole = decode_message(frame, side="request")
-    array = _ARRAYS[api_key][0]
+    arrays = _TOPICS if api_key in _BY_LEADER else _NAMED
+    array = next((name for name in arrays if name in whole.body), "")
     parts: dict[int | None, list[Any]] = {}
     for element in entries(whole.body.get(array)):
         for node, part in _cut(ids, api_key, element, first).items():
@@ -128,16 +122,18 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
 
 def _cut(ids: IdMap, api_key: int, element: Any, first: int | None) -> dict[int | None, Any]:
     """The element of a request's array for each node, with the node's own partitions."""
-    _, inner, name = _ARRAYS[api_key]
     nodes = ids.target.several
-    if not inner:
+    if api_key in _BY_COORDINATOR:
         key_type = TRANSACTION_KEY if api_key == ApiKey.DESCRIBE_TRANSACTIONS else GROUP_KEY
-        node = ids.target.coordinators.get((key_type, element[name] if name else element))
+        name = element if isinstance(element, str) else element["group_id"]
+        node = ids.target.coordinators.get((key_type, name))
         return {node if node in nodes else first: element}
     topic = ids.topic(ids.target_topics.of(element))
+    inner = next(name for name in _PARTITIONS if name in element)
     parts: dict[int | None, list[Any]] = {}
     for each in entries(element[inner]):
-        leader = _leader(ids, topic, each[name] if name else each)
+        number = each if isinstance(each, int) else partition_number(each)
+        leader = _leader(ids, topic, number)
         parts.setdefault(leader if leader in nodes else first, []).append(each)
     return {node: {**element, inner: part} for node, part in (parts or {first: []}).items()}
 

@@ -143,7 +143,12 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
     for topic in entries(topics):
         found = next((topic[name] for name in _PARTITION_ARRAYS if name in topic), ())
         for each in found or ():
-            yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
+            yield topic, partition_number(each), each
+
+
+def partition_number(partition: Body) -> int:
+    """The number in the struct of a partition."""
+    return next(int(partition[name]) for name in _PARTITION_NUMBERS if name in partition)
 
 
 class MessageTopics:
