@@ -282,12 +282,14 @@ class TranslateOptions:
     offsets: "captured", "earliest" or "relative". renames: (kind, old) -> new, kind "topic",
     "group" or "transactional-id". reencode: send at the nearest version that the target speaks.
     makes_topics: before the run, those that the capture shows and no request makes.
+    has_reference: the answers are compared with another target's, not with the captured ones.
     """
 
     offsets: str = "relative"
     renames: Mapping[tuple[str, str], str] = field(default_factory=dict)
     reencode: bool = False
     makes_topics: bool = False
+    has_reference: bool = False
 
     @cached_property
     def old_names(self) -> dict[tuple[str, str], str]:

@@ -8,9 +8,9 @@ name, requests that were not captured whole, and those that the user's filters l
 
 Besides, a client repeats a request that its broker refused with "not yet" or "not here". A target
 that is ready would take the first attempt as well, and so have everything twice: all later offsets
-of a partition would differ. So the replay leaves out writes that were refused as a whole, and the
-refused batches of a Produce that has others. It also leaves out requests that were refused to a
-principal which the replay has not: the target may permit them.
+of a partition would differ. So the replay leaves out writes that were refused as a whole; the
+translation leaves out the refused batches of a Produce that has others. It also leaves out requests
+that were refused to a principal which the replay has not: the target may permit them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
-from uuid import UUID
 
-from kdissect.codec.message import Message, encode_message
 from kdissect.kafka.assembly import NO_API
 from kdissect.pipeline.filters import fits
 from kdissect.pipeline.selection import duration_ms
@@ -34,8 +32,7 @@ from kdissect.replay.model import Exchange, ReplayPlan, SkipCode, Skipped, Step
 from kdissect.replay.planning.ordering import order_steps
 from kdissect.replay.planning.resources import ResourceAccesses, class_of
 from kdissect.replay.workload import messages
-from kdissect.replay.workload.messages import Body, are_refusals, entries, errors, response_body
-from kdissect.text import plural
+from kdissect.replay.workload.messages import are_refusals, errors, response_body
 
 # The principal of the client must not do that.
 _NOT_PERMITTED = messages.codes(
@@ -56,10 +53,7 @@ def make_plan(workload: model.Workload, options: model.PlanOptions | None = None
     start_ns = timed[0][0] if timed else 0
     plan = ReplayPlan(workload, options, [], [[] for _ in workload.connections])
     accesses = ResourceAccesses(workload)
-    refused = 0
-    for number, (at_ns, captured) in enumerate(timed):
-        exchange, count = _without_refused(captured)
-        refused += count
+    for number, (at_ns, exchange) in enumerate(timed):
         step_class = class_of(exchange)
         found = () if exchange.internal_reason else accesses.of(exchange)
         step = Step(
@@ -80,11 +74,6 @@ def make_plan(workload: model.Workload, options: model.PlanOptions | None = None
         )
         plan.steps.append(step)
         plan.lanes[exchange.connection].append(number)
-    if refused:
-        plan.notes.append(
-            f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
-            "captured broker refused without effect, and that clients sent again"
-        )
     order_steps(plan, start_ns)
     return plan
 
@@ -162,45 +151,6 @@ def _filtered(step: Step, plan: ReplayPlan) -> Skipped | None:
 
 def _fits(names: list[str], wanted: tuple[str, ...]) -> bool:
     return not wanted or not names or any(fits(name, wanted) for name in names)
-
-
-def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
-    """A Produce exchange without its refused batches, and how many those are; others as they
-    are."""
-    if exchange.api_key != ApiKey.PRODUCE:
-        return exchange, 0
-    request, response = messages.request_of(exchange), messages.response_of(exchange)
-    if request is None or response is None:
-        return exchange, 0
-    answered = {
-        (_topic(topic), number): partition["error_code"]
-        for topic, number, partition in messages.partitions(response.body)
-    }
-    refused = {log for log, code in answered.items() if are_refusals(ApiKey.PRODUCE, [code])}
-    if not refused or len(refused) == len(answered):
-        return exchange, 0
-    shorter = replace(
-        exchange,
-        request=_without(request, "topic_data", "partition_data", refused),
-        response=_without(response, "responses", "partition_responses", refused),
-    )
-    return shorter, len(refused)
-
-
-def _without(
-    message: Message, topics: str, array: str, refused: set[tuple[str | UUID, int]]
-) -> bytes:
-    """The frame of a Produce message without some partitions, and topics that have no others."""
-    shorter = []
-    for topic in entries(message.body[topics]):
-        name = _topic(topic)
-        kept = [each for each in entries(topic[array]) if (name, each["index"]) not in refused]
-        shorter += [{**topic, array: kept}] if kept else []
-    return encode_message(replace(message, body={**message.body, topics: shorter}))
-
-
-def _topic(topic: Body) -> str | UUID:
-    return topic["topic_id"] if "topic_id" in topic else topic["name"]
 
 
 # -- when steps are due ----------------------------------------------------------------------------

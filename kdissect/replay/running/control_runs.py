@@ -74,6 +74,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """The runs in their order. Raises OptionError if they would see each other's data."""
     reference, count = against or target, options.control_runs
+    options = replace(options, has_reference=against is not None)
     names = [f"control run {number} of {count}" for number in range(1, count + 1)]
     if against is not None and not names:
         names = [f"the run against {against}"]

@@ -1,7 +1,7 @@
 """Answers teach the `IdMap`: captured response and answer are read side by side.
 
 They also say what is not ready at the target (`unready`), so that the request is sent again. That
-is an error code after which clients repeat a request, unless the capture has it as
+is an error code after which clients repeat a request, unless the capture has it there as
 well; or records of the captured response, or the assignment of a member, that are not there yet. It
 is never another difference from the captured response.
 """
@@ -21,6 +21,7 @@ from kdissect.replay.workload import messages
 from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, Body, entries, error_codes
 
 _OPAQUE = frozenset(("hmac", "token_id", "client_instance_id", "subscription_id"))
+_COORDINATED = {"group_id": "group", "transactional_id": "transactional-id"}  # kinds, by fields
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
@@ -161,11 +162,13 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
     api_key = step.exchange.api_key
     codes = error_codes(answer)
     if any(codes):
-        known = {0, *error_codes(captured)}
+        # With a reference, what both targets answer in the end is compared.
+        known = set(_errors(ids.names, lambda _, name: name, step, captured))
+        known = set() if ids.options.has_reference else known
         found = {
             resource: f"error {code}: not ready yet"
-            for resource, code in _errors(ids, step, answer)
-            if code not in known and _is_transient(ids, step, resource, code)
+            for resource, code in _errors(ids.target_topics, ids.captured_name, step, answer)
+            if (resource, code) not in known and _is_transient(ids, step, resource, code)
         }
         is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
         if is_partly_done and not _is_idempotent(asked):
@@ -181,20 +184,22 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
     return {}
 
 
-def _errors(ids: IdMap, step: Step, answer: Body) -> Iterator[tuple[Resource, int]]:
+def _errors(
+    topics: messages.MessageTopics, named: Callable[[str, str], str], step: Step, answer: Body
+) -> Iterator[tuple[Resource, int]]:
     """Each error code of an answer with the resource that has it: the innermost that the answer
-    names (of a transaction, too, ``("group", id)``), or else a group or transaction of the request,
-    or ``(API name,)``."""
-    kinds = "group", "transactional-id"
-    named = (resource for resource, _ in step.accesses if resource[0] in kinds)
-    whole = next(named, (step.api_name,))
+    names, or else a group or transaction of the request, or ``(API name,)``. topics, named: the
+    capture's names of topics, and of groups and transactions, of the answer's side."""
+    own = (resource for resource, _ in step.accesses if resource[0] in _COORDINATED.values())
+    whole = next(own, (step.api_name,))
     for around, _, code in messages.errors(answer):
         found: Resource = whole
         for holder in around:
-            if topic := ids.target_topics.of(holder):
+            if topic := topics.of(holder):
                 found = "topic", topic
-            if group := holder.get("group_id") or holder.get("transactional_id"):
-                found = "group", group
+            for name, kind in _COORDINATED.items():
+                if holder.get(name):
+                    found = kind, named(kind, holder[name])
             for name in ("partition_index", "index", "partition"):
                 if name in holder:
                     found = "log", found[-1], holder[name]

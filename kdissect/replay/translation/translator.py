@@ -359,6 +359,21 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
     return {**body, **without, "topics": by_topic(found)}
 
 
+def _produce(ids: IdMap, step: Step, body: Body) -> Body:
+    """Without batches that the captured broker refused without effect: clients sent them again."""
+    refused = {
+        log
+        for log, each in ids.names.logs(response_body(step.exchange))
+        if messages.are_refusals(ApiKey.PRODUCE, [each["error_code"]])
+    }
+    topics = []
+    for topic in body["topic_data"] if refused else ():
+        name, each_of = ids.names.of(topic), topic["partition_data"]
+        kept = [each for each in each_of if (name, each["index"]) not in refused]
+        topics += [{**topic, "partition_data": kept}] if kept else []
+    return {**body, "topic_data": topics} if refused else body
+
+
 def _metadata(ids: IdMap, step: Step, body: Body) -> Body:
     """Keep a Metadata request from creating topics, unless the user allows the class `admin`."""
     topics = entries(body["topics"])
@@ -415,6 +430,7 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
 
 
 _SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
+    ApiKey.PRODUCE: _produce,
     ApiKey.FETCH: _fetch,
     ApiKey.METADATA: _metadata,
     ApiKey.UNREGISTER_BROKER: _unregister,

@@ -32,7 +32,7 @@ from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import exchange, workload
+from tests.builders.workloads import exchange, planned, produce, produced, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
 from tests.replay.made import PlanMaker
@@ -56,6 +56,16 @@ def judged(plan: ReplayPlan, step: Step, change: Callable[[Body], Any], **how: A
     outcome = Outcome(step, answer=encode_message(message))
     Judge(RunFacts(IdMap(plan), [outcome]), load_fields(**how)).judge()
     return outcome.judgement
+
+
+def test_a_batch_that_clients_sent_again_is_not_missed() -> None:
+    """The captured broker refused it without effect, so the replay has not sent it."""
+    captured, answered = produced(0, -1, 1, 7, codes=[6]), produced(1, 7)
+    plan = planned(exchange(0, produce(0, 1), 0, 5, captured))
+    outcome = Outcome(plan.steps[0], answer=encode_message(answered))
+    Judge(RunFacts(IdMap(plan), [outcome]), built_in_fields()).judge()
+    [one] = outcome.judgement.differences
+    assert (one.captured, one.answered, one.rule) == (6, 0, "not-ready-then")
 
 
 def step_named(plan: ReplayPlan, name: str) -> Step:

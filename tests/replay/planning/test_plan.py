@@ -12,7 +12,6 @@ from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.source import INTERNAL_APIS, load_workload
 from tests.builders.messages import a_request
 from tests.builders.workloads import (
@@ -196,22 +195,6 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     skipped = planned(refused).steps[0].skipped
     assert skipped is not None
     assert skipped.code is model.SkipCode.NOT_READY
-
-
-@pytest.mark.parametrize("topic", ["t", ""])
-@pytest.mark.parametrize(("code", "sent"), [(6, [1]), (19, [1]), (20, [0, 1]), (0, [0, 1])])
-def test_batches_refused_without_effect_are_left_out(
-    code: int, sent: list[int], topic: str
-) -> None:
-    """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
-    request, response = produce(0, 1), produced(0, -1, 1, 7, codes=[code])
-    request.body["topic_data"][0]["name"] = response.body["responses"][0]["name"] = topic
-    plan = planned(exchange(0, request, 0, 5, response))
-    [step] = plan.steps
-    for body in api.bodies(step.exchange):
-        assert [number for _, number, _ in api.partitions(body)] == sent
-    assert step.skipped is None
-    assert bool(plan.notes) is (len(sent) == 1)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,22 @@ def _is_expected(step: Step, frame: bytes, wanted: bytes) -> bool:
     return is_equal and asked[0].items() >= asked[1].items()
 
 
+@pytest.mark.parametrize("topic", ["t", ""])
+@pytest.mark.parametrize(("code", "kept"), [(6, [1]), (19, [1]), (20, [0, 1]), (0, [0, 1])])
+def test_batches_refused_without_effect_are_left_out(
+    code: int, kept: list[int], topic: str
+) -> None:
+    """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
+    request, response = produce(0, 1), produced(0, -1, 1, 7, codes=[code])
+    request.body["topic_data"][0]["name"] = response.body["responses"][0]["name"] = topic
+    translator, [step] = translated(exchange(0, request, 0, 5, response))
+    frame = translator.request(step)
+    assert isinstance(frame, bytes)
+    body = decode_message(frame, side="request").body
+    assert [number for _, number, _ in partitions(body)] == kept
+    assert step.skipped is None
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_captures_reach_another_cluster(captures: Path, name: str) -> None:
     """Each request has the other cluster's ids, and nothing else changes."""
@@ -399,6 +415,17 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
     assert sent_again(translator, step, response) is is_sent_again
     response_body["partition_responses"][0]["error_code"] = 51
     assert sent_again(translator, step, response)
+
+
+def test_a_code_that_the_capture_has_there_is_final() -> None:
+    """But not in another partition; and with a reference, both targets are asked again."""
+    request, captured = produce(0, 1), produced(0, -1, 1, 7, codes=[6])
+    refused = [produced(0, -1, codes=[6]), produced(1, -1, codes=[6])]
+    translator, [step] = translated(exchange(0, request, 0, 5, captured))
+    assert [sent_again(translator, step, each) for each in refused] == [False, True]
+    options = TranslateOptions(has_reference=True)
+    translator = Translator(IdMap(translator.ids.plan, options))
+    assert [sent_again(translator, step, each) for each in refused] == [True, True]
 
 
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
