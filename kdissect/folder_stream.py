@@ -328,7 +328,7 @@ class _Connections(StatefulProcessor):
 def _unpacked(data: bytes) -> list[OpenConnection]:
     try:
         return from_table(unpacked(data)[1])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         reason = "the checkpoint is another version's; begin with a new one"
         raise CaptureError(f"{reason} ({error})") from error
 

@@ -35,12 +35,30 @@ def test_an_index_becomes_small() -> None:
     assert unpack(packed, DTYPES[:1])[0].tobytes() == rows.tobytes()
 
 
-def test_segments_come_back_in_the_order_of_their_packets() -> None:
+def test_segments_of_many_senders_become_small() -> None:
+    """A segment costs some bits of its time, place, sender and sequence number each."""
+    random = np.random.default_rng(1)
+    segments = np.zeros(20_000, SEGMENT)
+    segments["length"] = segments["captured"] = 50 + 10 * random.integers(0, 4, len(segments))
+    segments["time_ns"] = 10**18 + np.cumsum(random.integers(1, 50_000, len(segments)))
+    segments["packet"] = np.cumsum(random.integers(1, 4, len(segments)))
+    segments["pos"] = np.cumsum(segments["length"] + 70) + 200 * segments["packet"]
+    segments["endpoints"] = random.integers(0, 200, len(segments))
+    for number in range(200):
+        own = segments["endpoints"] == number
+        segments["seq"][own] = 2**31 + np.cumsum(segments["length"][own])
+    batch = SegmentBatch(np.zeros(200, ENDPOINTS), segments)
+    packed = batch.to_bytes()
+    assert len(packed) < 6 * len(segments)
+    assert SegmentBatch.from_bytes(packed).segments.tobytes() == segments.tobytes()
+
+
+def test_segments_come_back_in_their_order() -> None:
     """Also those of one packet, as fragments give."""
     segments = np.zeros(6, SEGMENT)
     segments["packet"] = [1, 2, 2, 3, 4, 5]
     segments["endpoints"], segments["side"] = [1, 0, 0, 1, 0, 1], [1, 0, 0, 0, 1, 1]
-    segments["seq"] = np.arange(6)
+    segments["seq"] = [5, 2**32 - 1, 0, 7, 1, 3]  # sequence numbers wrap
     batch = SegmentBatch(np.zeros(2, ENDPOINTS), segments)
     back = SegmentBatch.from_bytes(batch.to_bytes())
     assert back.segments.tobytes() == segments.tobytes()

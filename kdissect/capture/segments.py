@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import joined, take
+from kdissect.arrays import Indices, joined, take
 from kdissect.packing import pack, unpack
 
 # A pair of endpoints, ordered as bytes: (ip_a, port_a) <= (ip_b, port_b). IPv4 is stored as
@@ -48,6 +48,13 @@ SEGMENT = np.dtype(
     ]
 )
 
+# Packed batches have some fields as they follow in the file, the others by sender, and those that
+# grow as differences: so most bytes are those of the row before.
+_IN_FILE = ["time_ns", "pos", "packet", "source", "endpoints", "side"]
+_BY_SENDER = ["seq", "ack", "captured", "length", "ip_id", "flags", "window"]
+_KINDS = [np.dtype([(name, SEGMENT[name]) for name in names]) for names in (_IN_FILE, _BY_SENDER)]
+_GROWING = ("time_ns", "pos", "packet"), ("seq", "ack")
+
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
 # In ip_id: bytes of an IP fragment that are not counted as a segment (see `ip_fragments`).
@@ -79,17 +86,27 @@ class SegmentBatch:
     segments: npt.NDArray[np.void]
 
     def to_bytes(self) -> bytes:
-        """The segments of a split, by sender: those are alike. `from_bytes` orders them again."""
-        sender = 2 * self.segments["endpoints"].astype(np.int64) + self.segments["side"]
-        by_sender = take(self.segments, np.argsort(sender, kind="stable"))
-        return pack([self.endpoints, by_sender])
+        """Pack the batch for a shuffle."""
+        in_file = self.segments[_IN_FILE].astype(_KINDS[0])
+        by_sender = self.segments[_BY_SENDER].astype(_KINDS[1])
+        parts = in_file, take(by_sender, _sender_order(in_file))
+        for part, names in zip(parts, _GROWING, strict=True):
+            for name in names:
+                part[name][1:] -= part[name][:-1].copy()
+        return pack([self.endpoints, *parts])
 
     @staticmethod
     def from_bytes(data: bytes) -> SegmentBatch:
-        endpoints, segments = unpack(data, (ENDPOINTS, SEGMENT))
-        return SegmentBatch(
-            endpoints, take(segments, np.argsort(segments["packet"], kind="stable"))
-        )
+        """Unpack the batch that `to_bytes` packed."""
+        endpoints, *parts = unpack(data, (ENDPOINTS, *_KINDS))
+        for part, names in zip(parts, _GROWING, strict=True):
+            for name in names:
+                np.cumsum(part[name], out=part[name])
+        in_file, by_sender = parts
+        segments = np.empty(len(in_file), SEGMENT)
+        segments[_IN_FILE] = in_file
+        segments[_BY_SENDER][_sender_order(in_file)] = by_sender
+        return SegmentBatch(endpoints, segments)
 
     @staticmethod
     def concat(batches: list[SegmentBatch]) -> SegmentBatch:
@@ -121,3 +138,9 @@ class SegmentBatch:
             base += len(pair)
             row += count
         return SegmentBatch(endpoints[first], segments)
+
+
+def _sender_order(segments: npt.NDArray[np.void]) -> Indices:
+    """int64[n]: the segments by endpoints and side, those of one sender in file order."""
+    sender = 2 * segments["endpoints"].astype(np.int64) + segments["side"]
+    return np.argsort(sender, kind="stable")

@@ -13,7 +13,6 @@ from kdissect.kafka import frame_tables, framing, response_bodies
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
 from kdissect.kafka.frame_tables import BREAK, FRAME, NO_BREAK, NO_FRAMES, TOKEN
 from kdissect.kafka.walk import KafkaStreams
-from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
 
 NO_RESPONSE = -(1 << 62)  # no earlier response is known
@@ -101,12 +100,7 @@ class Pairs(NamedTuple):
         _fill(exchanges, self, segments, earlier)
         for first in range(0, len(exchanges), FRAMES_AT_ONCE):
             some = exchanges[first : first + FRAMES_AT_ONCE]
-            asked = some["request"]["size"] >= 0
-            some["exchange_id"] = exchange_ids(
-                connection_id[some["connection"]],
-                np.where(asked, REQUEST, RESPONSE),
-                np.where(asked, some["request"]["pos"], some["response"]["pos"]),
-            )
+            some["exchange_id"] = exchange_ids(some, connection_id)
         return exchanges
 
 

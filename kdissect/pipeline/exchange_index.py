@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Indices, Rows, gather_ranges, joined, renumbered
+from kdissect.arrays import Bytes, Indices, Rows, copied, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly, Carried
 from kdissect.packing import pack, unpack
 from kdissect.protocol.model import SIDES
+from kdissect.tcp.connection_ids import exchange_ids
 
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
 _EMPTY = [np.zeros(0, kind) for kind in _KINDS]
@@ -87,8 +88,11 @@ def _shifts(sizes: list[int], counts: list[int]) -> Indices:
 
 
 def to_bytes(assembly: Assembly) -> bytes:
-    """Pack an assembly, without its anomalies, for a shuffle."""
-    arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
+    """Pack an assembly for a shuffle, without its anomalies, and without ids, which are random
+    bytes that `from_bytes` makes again."""
+    exchanges = copied(assembly.exchanges)
+    exchanges["exchange_id"] = 0
+    arrays = (assembly.endpoints, assembly.connections, exchanges, assembly.extents)
     return pack([*arrays, assembly.carried.data])
 
 
@@ -114,6 +118,7 @@ def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
+    exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
     return Assembly(
         endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY), carried=Carried(carried)
     )

@@ -182,12 +182,7 @@ def _exchanges(exchanges: Rows, frames: tuple[Frames, Frames], before: Rows, ids
     for name, frame in zip(SIDES, frames, strict=True):
         pos = exchanges[name]["pos"] + base[frame.stream]
         exchanges[name]["pos"] = np.where(frame.has, pos, -1)
-    asked = frames[REQUEST].has
-    exchanges["exchange_id"] = exchange_ids(
-        ids[exchanges["connection"]],
-        np.where(asked, REQUEST, RESPONSE),
-        np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"]),
-    )
+    exchanges["exchange_id"] = exchange_ids(exchanges, ids)
     return exchanges
 
 

@@ -117,14 +117,17 @@ def packed(name: str, table: pa.Table) -> bytes:
     """A table and its name as one value, for `unpacked`."""
     out = pa.BufferOutputStream()
     table = table.replace_schema_metadata({"name": name})
-    with pa.ipc.new_stream(out, table.schema) as writer:
+    with (
+        pa.CompressedOutputStream(out, "zstd") as whole,
+        pa.ipc.new_stream(whole, table.schema) as writer,
+    ):
         writer.write_table(table)
     return bytes(out.getvalue().to_pybytes())
 
 
 def unpacked(data: bytes) -> tuple[str, pa.Table]:
     """(name, table) that `packed` was given."""
-    table = pa.ipc.open_stream(data).read_all()
+    table = pa.ipc.open_stream(pa.CompressedInputStream(pa.py_buffer(data), "zstd")).read_all()
     name = table.schema.metadata[b"name"].decode()
     return name, table.replace_schema_metadata(None)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kdissect.arrays import Ids, Indices, Ints, Rows, TimesNs
 from kdissect.capture.segments import ENDPOINTS
+from kdissect.protocol.model import REQUEST, RESPONSE
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -45,7 +46,11 @@ def connection_ids(
     return positive(mixed(mixed(state[pair], first_time_ns), incarnation))
 
 
-def exchange_ids(connection_id: Ids, direction: npt.ArrayLike, pos: npt.ArrayLike) -> Ids:
-    """int64[n]: ids of exchanges, from connection id, and direction and position of the first
-    side."""
-    return positive(mixed(mixed(connection_id.astype(np.uint64), direction), pos))
+def exchange_ids(exchanges: Rows, connection_ids: Ids) -> Ids:
+    """int64[n]: ids of EXCHANGE rows, from connection id, and direction and position of the first
+    side. connection_ids: int64, by row of the connection."""
+    asked = exchanges["request"]["size"] >= 0
+    direction = np.where(asked, REQUEST, RESPONSE)
+    pos = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
+    state = connection_ids[exchanges["connection"]].astype(np.uint64)
+    return positive(mixed(mixed(state, direction), pos))

@@ -10,6 +10,7 @@ from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
 from kdissect.pipeline import exchange_index
+from kdissect.tcp.connection_ids import exchange_ids
 from tests.builders.frames import request, response
 from tests.builders.talks import BROKER, CLIENT
 from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes
@@ -23,13 +24,15 @@ def assembly(seed: int) -> Assembly:
     connections["connection_id"] = random.integers(1, 2**62, 6)
     connections["endpoints"] = random.integers(0, 4, 6)
     exchanges = np.zeros(20, EXCHANGE)
-    exchanges["exchange_id"] = random.integers(1, 2**62, 20)
     exchanges["connection"] = random.integers(0, 6, 20)
     extents = np.zeros(200, EXTENT)
     extents["pos"] = np.arange(200)
     for side in exchange_index.SIDES:
+        exchanges[side]["size"] = random.integers(-1, 9, 20)
+        exchanges[side]["pos"] = random.integers(0, 2**40, 20)
         exchanges[side]["extent_count"] = random.integers(0, 4, 20)
         exchanges[side]["extent_start"] = random.integers(0, 190, 20)
+    exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
     return Assembly(endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY))
 
 
@@ -69,6 +72,20 @@ def test_packing_and_joining_loses_nothing() -> None:
         row for part in parts for row in exchange_facts(part)
     ]
     assert len(exchange_index.concat([]).exchanges) == 0
+
+
+def test_ids_are_not_packed() -> None:
+    """Exchanges like the ones before them cost less than the eight random bytes of their ids."""
+    exchanges = np.zeros(1000, EXCHANGE)
+    exchanges["request"]["pos"] = 40 * np.arange(1000)
+    connections = np.zeros(1, CONNECTION)
+    exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
+    none = np.zeros(0, EXTENT), np.zeros(0, ANOMALY)
+    packed = exchange_index.to_bytes(
+        Assembly(np.zeros(1, ENDPOINTS), connections, exchanges, *none)
+    )
+    assert len(packed) < 4 * len(exchanges)
+    assert exchange_index.from_bytes(packed).exchanges.tobytes() == exchanges.tobytes()
 
 
 # -- decrypted bytes ------------------------------------------------------------------------
