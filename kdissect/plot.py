@@ -28,7 +28,7 @@ _AMOUNTS = {
     "bytes": "coalesce(request_size, 0) + coalesce(response_size, 0)",
     "errors": "(coalesce(error_code, 0) <> 0)::INTEGER",
 }
-_DIRECTIONS = {"records": "record_count", "bytes": "size"}
+_BATCH_AMOUNTS = {"records": "record_count", "bytes": "size"}
 
 
 def _altair(chart: charts.Chart) -> alt.Chart:
@@ -118,12 +118,12 @@ class Plots:
 
         measure: "records" or "bytes" of record batches in Produce requests.
         """
-        if measure not in _DIRECTIONS:
+        if measure not in _BATCH_AMOUNTS:
             raise ValueError(f"measure must be records or bytes, not {measure!r}")
         written = """(SELECT topic, client_id, record_count, size FROM record_batches
             JOIN exchanges USING (exchange_id) WHERE source = 'produce')"""
         client, topic = (
-            _top(column, _DIRECTIONS[measure], written) for column in ("client_id", "topic")
+            _top(column, _BATCH_AMOUNTS[measure], written) for column in ("client_id", "topic")
         )
         data = self._columns(
             f"SELECT {client} AS client, {topic} AS topic, sum(record_count)::BIGINT AS records, "

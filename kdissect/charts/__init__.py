@@ -1,7 +1,8 @@
 """Charts: rows as columns, and the Vega-Lite specification that draws them.
 
-The report's page and notebooks draw the same charts. Charts that look alike share a specification.
-Those whose rows need work have a function, `Chart(..., load(name))` makes the others.
+The report's page and notebooks draw with the same specifications, each from rows of its own. Charts
+that look alike share one. Those whose rows need work have a function, `Chart(..., load(name))`
+makes the others.
 A `.vl.json` file holds a chart's marks, encodings and titles. A text ``$name`` in it is a
 parameter: a title, a kind of scale, or names of ours. What came from a capture is data only: it
 never becomes part of a specification, where Vega reads field names and expressions. `config.json`

@@ -25,10 +25,14 @@ class Storm(NamedTuple):
         return f"(SELECT 1 FROM {rows} GROUP BY {key} HAVING count(*) >= {self.count_min})"
 
     def found(self, count: str) -> str:
-        """Return SQL of the condition for a group of rows. count: its column."""
+        """Return SQL of the condition for a group of rows, by the `time` of each event.
+
+        count: the column with their number. start: when the first event began.
+        """
         return f"""
-          {count} >= {self.count_min} AND stop - min(time) >= INTERVAL {self.length_ms} MILLISECONDS
-          AND {count} >= {self.rate} * epoch(stop - start)
+          {count} >= {self.count_min}
+          AND max(time) - min(time) >= INTERVAL {self.length_ms} MILLISECONDS
+          AND {count} >= {self.rate} * epoch(max(time) - start)
         """
 
 
@@ -82,7 +86,7 @@ def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
 
     It needs them when it starts, after an error, and every metadata.max.age.ms (5 minutes).
     """
-    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
+    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT is_broker)"
     rows = evidence.rows(
         f"""
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
@@ -111,7 +115,7 @@ def retry_storm(evidence: Evidence) -> Iterator[Incident]:
     # by the times of the errors: requests that wait in a queue are no answer to them
     failing = """(
       SELECT * REPLACE (response_time AS time) FROM requests
-      WHERE failed AND response_time IS NOT NULL AND NOT coalesce(is_broker, false)
+      WHERE failed AND response_time IS NOT NULL AND NOT is_broker
     )"""
     rows = evidence.rows(
         f"""

@@ -52,6 +52,13 @@ def test_metadata_that_is_no_storm(count: int, interval_s: float) -> None:
     assert found(**_requests(count, interval_s, api_name="Metadata")) == []
 
 
+def test_requests_at_once_with_a_late_answer_are_no_storm() -> None:
+    """Forty clients' requests within 40 ms, which a broker answers after four seconds."""
+    late = {"response_time": at(4), "response_end_time": at(4)}
+    rows = _requests(40, 0.001, api_name="Metadata", client_id="app", **late)
+    assert "metadata_storm" not in {row["kind"] for row in found(**rows)}
+
+
 _FAILED = {"error_code": 19, "error_name": "NOT_ENOUGH_REPLICAS", "error_codes": [19]}
 
 
