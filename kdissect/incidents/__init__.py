@@ -1,26 +1,23 @@
 """Incidents: the problems in a capture that users ask about, each with its evidence.
 
-A kind of incident is a function that `incident.kind` registers. It asks the tables with SQL and
-yields an `Incident` for each one that its evidence establishes; without evidence it yields nothing.
-It is called only if its signs are there, since planning its queries takes longer than most captures
-need to answer them.
-`causes` then removes incidents that another one explains. All kinds read tables only, so that sets
-that Spark wrote and captures that were read in process give the same incidents.
+A kind of incident is a query with a row for each incident, and a function that writes the text of a
+row (`kind`). The queries read tables only, so that sets that Spark wrote and captures that were
+read in process give the same incidents. `causes` then removes incidents that another one explains.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 
 import pyarrow as pa
 
 from kdissect.incidents.causes import without_consequences
-from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.incident import KINDS, SEVERITIES, incident_table, json_rows
-from kdissect.incidents.leader_changes import make_leaders
-from kdissect.incidents.produced_records import make_sent
+from kdissect.incidents.incident import SEVERITIES, incident_table, json_rows
+from kdissect.incidents.kind import KINDS, QUERIES, make_table
+from kdissect.incidents.leader_changes import LEADERS
+from kdissect.incidents.produced_records import SENT
 from kdissect.sql import Database
+from kdissect.sql.requests import quantile
 
 # Modules with kinds
 _MODULES = (
@@ -36,13 +33,11 @@ __all__ = ["KINDS", "SEVERITIES", "find_incidents", "json_rows"]
 
 def find_incidents(database: Database) -> pa.Table:
     """Return the table `incidents` of a table set. database: with the tables of `make_requests`."""
-    evidence = Evidence(database)
-    make_sent(evidence)
-    make_leaders(evidence)
-    found = [
-        replace(incident, kind=name)
-        for name, kind in KINDS.items()
-        if evidence.has(kind.signs)
-        for incident in kind.find(evidence)
-    ]
+    make_table(database, "sent", SENT)
+    make_table(database, "leaders", LEADERS)
+    for name, part in (("p50", 0.5), ("p95", 0.95)):
+        database.run(f"CREATE TEMP MACRO {name}(value) AS {quantile(database, 'value', part)}")
+    captures = database.rows("SELECT path FROM captures ORDER BY first_time, path")
+    paths = [row["path"] for row in captures] or ["CAPTURE"]
+    found = [one for query in QUERIES for one in query.find(database, paths)]
     return incident_table(without_consequences(found))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kdissect.incidents.evidence import CONNECTION_IDS, IDS, Evidence
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
+from kdissect.incidents.kind import CAPTURES, kind
 from kdissect.sql.sessions import UNREAD_TLS
+from kdissect.tables.schemas import Row
 from kdissect.text import byte_size, duration, plural, share
 
 # SQL of packets with known times: the first of each request and response
@@ -18,6 +18,7 @@ _PACKETS = """
 """
 # A larger share of missing bytes makes counts and latencies wrong, not only some rows.
 SHARE_BAD = 0.001
+_IS_BAD = f"if(part >= {SHARE_BAD}, '{BAD}', '{WARN}')"
 _TCPDUMP = "tcpdump -i any -s 0 -B 65536 -w trace.pcap 'tcp port 9092'"
 # The known bytes of each stream with a gap: packet `packet` has the byte before `pos`, at `time`.
 # A broker answers in order, so a response is no older than a request that directly follows the
@@ -65,67 +66,50 @@ _BOUNDS = f"""
       )) AS after
     FROM bounded b
 """
-
-
 _GAPS = "anomalies WHERE kind = 'gap' AND byte_count > 0"
-
-
-@kind("overview", _GAPS)
-def capture_loss(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the captures that lack bytes of Kafka connections between captured ones.
-
-    The incident starts at the latest possible end of the first gap. It ends in the middle of the
-    bounds of the last gap. Gaps that may be from one moment begin and end with the bounds that they
-    share.
-    """
-    rows = evidence.rows(
-        f"""
-        WITH gaps AS (
-          SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM {_GAPS}
-        ), timed AS ({_BOUNDS}
-        ), totals AS (
-          SELECT sum(request_byte_count + response_byte_count) AS bytes,
-            sum(request_missing_byte_count + response_missing_byte_count) AS missing
-          FROM connections WHERE is_kafka
-        )
-        SELECT c.path, c.capture_id,
-          min(t.after) AS first_after, max(t.before) AS last_before,
-          coalesce(least(last_before, first_after), c.first_time) AS start,
-          CASE WHEN last_before <= first_after THEN first_after
-            ELSE coalesce(last_before + (arg_max(t.after, t.before) - last_before) / 2,
-              c.last_time) END AS stop,
-          count(*) AS gaps,
-          sum(t.byte_count)::BIGINT AS missing, count(DISTINCT t.connection_id) AS connections,
-          any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
-          c.truncated_packet_count AS truncated,
-          (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
-          list_sort(list(DISTINCT t.connection_id))[:{EVIDENCE_MAX}] AS connection_ids
-        FROM timed t JOIN captures c USING (capture_id), totals
-        GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
-        ORDER BY start, path
-        """
+# A row for each capture that lacks bytes of Kafka connections between captured ones. The incident
+# starts at the latest possible end of the first gap. It ends in the middle of the bounds of the
+# last gap. Gaps that may be from one moment begin and end with the bounds that they share.
+_LOSSES = f"""
+    WITH gaps AS (
+      SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM {_GAPS}
+    ), timed AS ({_BOUNDS}
+    ), totals AS (
+      SELECT sum(request_byte_count + response_byte_count) AS bytes,
+        sum(request_missing_byte_count + response_missing_byte_count) AS missing
+      FROM connections WHERE is_kafka
     )
-    for row in rows:
-        cut = plural(row["truncated"] or 0, "packet")
-        reason = (
-            f"The snap length cut {cut}: capture with -s 0."
-            if row["truncated"]
-            else "Check tcpdump's count of packets dropped by kernel, and give it a larger buffer."
-        )
-        unjudged = (
-            f"{plural(row['unjudged'], 'request')} without an answer could not be judged. "
-            if row["unjudged"]
-            else ""
-        )
-        yield evidence.incident(
-            row,
-            BAD if row["part"] >= SHARE_BAD else WARN,
-            row["path"],
-            f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
-            f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
-            f"and latencies near them are lower bounds. {unjudged}{reason}",
-            next_command=_TCPDUMP,
-        )
+    SELECT c.path, min(t.after) AS first_after, max(t.before) AS last_before,
+      coalesce(least(last_before, first_after), c.first_time) AS start,
+      CASE WHEN last_before <= first_after THEN first_after
+        ELSE coalesce(last_before + (arg_max(t.after, t.before) - last_before) / 2,
+          c.last_time) END AS stop,
+      count(*) AS gaps,
+      sum(t.byte_count)::BIGINT AS missing, count(DISTINCT t.connection_id) AS connections,
+      any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
+      c.truncated_packet_count AS truncated,
+      (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
+      list_sort(list(DISTINCT t.connection_id))[:{EVIDENCE_MAX}] AS connection_ids
+    FROM timed t JOIN captures c USING (capture_id), totals
+    GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
+    ORDER BY start, path
+"""
+
+
+@kind("overview", _IS_BAD, "path", _GAPS, _LOSSES, command=_TCPDUMP)
+def capture_loss(row: Row) -> str:
+    """Return the text of the gaps of a capture."""
+    reason = "Check tcpdump's count of packets dropped by kernel, and give it a larger buffer."
+    if row["truncated"]:
+        reason = f"The snap length cut {plural(row['truncated'], 'packet')}: capture with -s 0."
+    if row["unjudged"]:
+        lost = plural(row["unjudged"], "request")
+        reason = f"{lost} without an answer could not be judged. {reason}"
+    return (
+        f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
+        f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
+        f"and latencies near them are lower bounds. {reason}"
+    )
 
 
 # NTP slews smaller offsets, and packets of several CPUs may be out of order by milliseconds.
@@ -138,25 +122,12 @@ _SILENCE_MIN_MS = STEP_MIN_MS * SILENT_SHARE
 # Pauses of the capture, and packets that are earlier than the one before them. Packet numbers have
 # the order of arrival. `packet` is the first one after the pause.
 _JUMPS = f"""
-    CREATE TEMP TABLE clock_jumps AS
     SELECT capture_id, packet, previous, time, ms_between(previous, time) AS jump_ms
     FROM (
       SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
       FROM ({_PACKETS})
     ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
 """
-
-
-@kind("overview", "exchanges")
-def clock_step(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the steps back of each capture, as packets show them, and its steps forward."""
-    evidence.run(_JUMPS)
-    if not evidence.has("clock_jumps"):
-        return
-    yield from _clock_steps(evidence, _STEPS_BACK, "back")
-    yield from _clock_steps(evidence, _STEPS_FORWARD, "forward")
-
-
 _STEPS_BACK = f"""
     SELECT capture_id, packet, previous AS before_time, time AS after_time, -jump_ms AS step_ms
     FROM clock_jumps WHERE jump_ms <= -{STEP_MIN_MS}
@@ -199,104 +170,100 @@ _STEPS_FORWARD = f"""
     GROUP BY s.capture_id, s.client_ip, s.section, s.step_ms
     HAVING max(j.jump_ms) >= {SILENT_SHARE} * s.step_ms
 """
-
-
-def _clock_steps(evidence: Evidence, steps: str, direction: str) -> Iterator[Incident]:
-    """Yield one incident for the steps of a capture, however many it has."""
-    rows = evidence.rows(
-        f"""
-        WITH steps AS (
-          SELECT capture_id, packet, before_time, after_time, max(step_ms) AS step_ms
-          FROM ({steps}) GROUP BY ALL
-        )
-        SELECT c.path, c.capture_id, arg_min(s.before_time, s.packet) AS start,
-          greatest(start, arg_max(s.after_time, s.packet)) AS stop, count(*) AS steps,
-          max(s.step_ms) AS step_ms
-        FROM steps s JOIN captures c USING (capture_id)
-        GROUP BY c.path, c.capture_id ORDER BY start, c.path
-        """
+# A row for the steps of each capture in one direction, however many it has: its steps back as
+# packets show them, and its steps forward.
+_STEPS = f"""
+    WITH steps AS (
+      SELECT direction, capture_id, packet, before_time, after_time, max(step_ms) AS step_ms
+      FROM (SELECT 'back' AS direction, * FROM ({_STEPS_BACK})
+        UNION ALL SELECT 'forward', * FROM ({_STEPS_FORWARD}))
+      GROUP BY ALL
     )
-    for row in rows:
-        size = duration(row["step_ms"])
-        steps_taken = f"by {size}"
-        if row["steps"] > 1:
-            steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
-        yield evidence.incident(
-            row,
-            WARN,
-            row["path"],
-            f"The clock of the capture went {direction} {steps_taken}. "
-            "Durations across a step are wrong.",
-            next_command=evidence.command(
-                "show", "--from", row["start"].isoformat(), capture_id=row["capture_id"]
-            ),
-        )
+    SELECT c.path, direction, arg_min(s.before_time, s.packet) AS start,
+      greatest(start, arg_max(s.after_time, s.packet)) AS stop, count(*) AS steps,
+      max(s.step_ms) AS step_ms
+    FROM steps s JOIN captures c USING (capture_id)
+    GROUP BY c.path, c.capture_id, direction ORDER BY direction, start, c.path
+"""
+_TABLES = {"clock_jumps": _JUMPS}
+_FROM = "kdissect show {path} --from {start}"
 
 
-@kind("overview", "captures")
-def capture_unread(evidence: Evidence) -> Iterator[Incident]:
-    """Yield each reason for which parts of the capture say nothing, once.
+@kind("overview", WARN, "path", "exchanges", _STEPS, tables=_TABLES, command=_FROM)
+def clock_step(row: Row) -> str:
+    """Return the text of the steps of a capture in one direction."""
+    steps = f"by {duration(row['step_ms'])}"
+    if row["steps"] > 1:
+        steps = f"{plural(row['steps'], 'time')}, {steps} at most"
+    return (
+        f"The clock of the capture went {row['direction']} {steps}. "
+        "Durations across a step are wrong."
+    )
 
-    A damaged file, connections whose TLS was not decrypted, connections of which one direction was
-    captured, and captures without any Kafka.
+
+_DAMAGED = """
+    SELECT path, error, first_time AS start, last_time AS stop FROM captures
+    WHERE error IS NOT NULL AND format <> 'unknown' AND first_time IS NOT NULL
+    ORDER BY start, path
+"""
+
+
+@kind("overview", WARN, "path", "captures WHERE error IS NOT NULL", _DAMAGED, name="capture_unread")
+def damaged_capture(row: Row) -> str:
+    """Return the text of a file that ends with an error."""
+    return f"The file could not be read to its end: {row['error']}"
+
+
+_HALVES = "least(request_segment_count, response_segment_count) = 0"
+# The reasons for which connections say nothing: their severity, their condition and their text
+_REASONS = (
+    (
+        INFO,
+        UNREAD_TLS,
+        "with TLS that was not decrypted: only their handshakes are known. A key log decrypts them "
+        "(--keylog FILE).",
+    ),
+    (
+        WARN,
+        # a connection that carries bytes was acknowledged: those packets were not captured
+        f"is_kafka AND {_HALVES} AND request_segment_count + response_segment_count > 0",
+        "captured in one direction: latency is unknown, and so are errors without responses.",
+    ),
+    (INFO, "NOT EXISTS (FROM sessions WHERE is_kafka OR is_tls)", "without any Kafka traffic."),
+)
+_UNREAD = " UNION ALL ".join(
+    f"""
+    SELECT '{severity}' AS severity, '{reason}' AS reason, count(*) AS connections,
+      min(first_time) AS start, max(last_time) AS stop, {CONNECTION_IDS}
+    FROM sessions WHERE {condition} HAVING start IS NOT NULL
     """
-    for row in evidence.rows(
-        """
-        SELECT path, error, first_time AS start, last_time AS stop FROM captures
-        WHERE error IS NOT NULL AND format <> 'unknown' AND first_time IS NOT NULL
-        ORDER BY start, path
-        """
-    ):
-        yield evidence.incident(
-            row, WARN, row["path"], f"The file could not be read to its end: {row['error']}"
-        )
-    halves = "least(request_segment_count, response_segment_count) = 0"
-    # a connection that carries bytes was acknowledged: those packets were not captured
-    one_way = f"is_kafka AND {halves} AND request_segment_count + response_segment_count > 0"
-    no_kafka = "NOT EXISTS (FROM sessions WHERE is_kafka OR is_tls)"
-    reasons = {
-        UNREAD_TLS: "with TLS that was not decrypted: only their handshakes are known. A key log "
-        "decrypts them (--keylog FILE).",
-        one_way: "captured in one direction: latency is unknown, and so are errors without "
-        "responses.",
-        no_kafka: "without any Kafka traffic.",
-    }
-    for condition, reason in reasons.items():
-        for row in evidence.rows(
-            f"""
-            SELECT count(*) AS connections, min(first_time) AS start, max(last_time) AS stop,
-              {CONNECTION_IDS}
-            FROM sessions WHERE {condition} HAVING start IS NOT NULL
-            """
-        ):
-            text = f"{plural(row['connections'], 'connection')} {reason}"
-            severity = WARN if condition == one_way else INFO
-            yield evidence.incident(row, severity, evidence.captures, text)
+    for severity, condition, reason in _REASONS
+)
+
+
+@kind("overview", "severity", CAPTURES, "sessions", _UNREAD)
+def capture_unread(row: Row) -> str:
+    """Return the text of connections that say nothing."""
+    return f"{plural(row['connections'], 'connection')} {row['reason']}"
 
 
 _SERIOUS = "anomalies WHERE severity = 'error' AND kind <> 'gap'"
+# A row for all serious anomalies but missing bytes
+_ANOMALIES = f"""
+    SELECT list_sort(list(DISTINCT kind)) AS kinds, count(*) AS anomalies,
+      count(DISTINCT exchange_id) AS requests, min(coalesce(time, first_time)) AS start,
+      max(coalesce(time, last_time)) AS stop, {IDS}
+    FROM (SELECT kind, exchange_id, connection_id FROM {_SERIOUS})
+    LEFT JOIN (SELECT exchange_id, time FROM requests) USING (exchange_id)
+    LEFT JOIN (SELECT connection_id, first_time, last_time FROM sessions)
+      USING (connection_id)
+    HAVING start IS NOT NULL
+"""
+_LIST = """kdissect sql {path} "from anomalies where severity = 'error'" """
 
 
-@kind("anomalies", _SERIOUS)
-def malformed_data(evidence: Evidence) -> Iterator[Incident]:
-    """Yield one incident of the serious anomalies, if there are any but missing bytes."""
-    for row in evidence.rows(
-        f"""
-        SELECT list_sort(list(DISTINCT kind)) AS kinds, count(*) AS anomalies,
-          count(DISTINCT exchange_id) AS requests, min(coalesce(time, first_time)) AS start,
-          max(coalesce(time, last_time)) AS stop, {IDS}
-        FROM (SELECT kind, exchange_id, connection_id FROM {_SERIOUS})
-        LEFT JOIN (SELECT exchange_id, time FROM requests) USING (exchange_id)
-        LEFT JOIN (SELECT connection_id, first_time, last_time FROM sessions)
-          USING (connection_id)
-        HAVING start IS NOT NULL
-        """
-    ):
-        count = plural(row["anomalies"], "serious anomaly", "serious anomalies")
-        yield evidence.incident(
-            row,
-            INFO,
-            evidence.captures,
-            f"{count}: {', '.join(row['kinds'])}.",
-            next_command=evidence.command("sql", "from anomalies where severity = 'error'"),
-        )
+@kind("anomalies", INFO, CAPTURES, _SERIOUS, _ANOMALIES, command=_LIST)
+def malformed_data(row: Row) -> str:
+    """Return the text of all serious anomalies."""
+    count = plural(row["anomalies"], "serious anomaly", "serious anomalies")
+    return f"{count}: {', '.join(row['kinds'])}."

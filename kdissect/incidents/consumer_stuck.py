@@ -6,11 +6,11 @@ error of the partition, or bytes that it cannot decode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kdissect.incidents.evidence import PARTIES, Evidence, Row, lasted_ms
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
+from kdissect.incidents.evidence import PARTIES
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX
+from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.sql.requests import FETCH_POSITIONS, fetch_answers
+from kdissect.tables.schemas import Row
 from kdissect.text import byte_size, duration, plural
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
@@ -20,75 +20,15 @@ LENGTH_MS = 5000
 # waits less than this in between. One that reads a topic anew from time to time waits longer.
 PAUSE_MS = 30_000
 
-
-@kind("topics", "api_fetch")
-def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the partitions in which a consumer does not advance."""
-    answers = fetch_answers("exchange_id IN (SELECT exchange_id FROM repeated_positions)")
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE fetch_positions AS
-        SELECT p.*, r.client, r.connection_id, r.time
-        FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
-        WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
-        """
-    )
-    evidence.run(_REPEATED)
-    if not evidence.has("repeated_positions"):
-        return
-    rows = evidence.rows(
-        f"""
-        WITH states AS (
-          -- other responses name another replica to read from (KIP-392)
-          SELECT *, CASE WHEN stable IS NULL THEN high WHEN stable >= 0 THEN stable END AS limit_at
-          FROM ({answers}) WHERE coalesce(replica, -1) < 0
-        ), useless AS (
-          SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
-          FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
-          JOIN requests q USING (exchange_id)
-          WHERE s.error != 0
-            OR s.high > r.position AND (NOT r.is_committed OR s.limit_at > r.position)
-        ), stuck AS (
-          SELECT client, topic, partition, position, min(response_time) AS first_response,
-            max(response_time) AS stop, count(*) AS requests, max(high) AS high,
-            max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
-            any_value(error_name) FILTER (error != 0) AS error,
-            {PARTIES},
-            list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-            list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-          FROM useless GROUP BY client, topic, partition, position, run
-          HAVING count(*) >= {REPEATS_MIN}
-            AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
-        )
-        -- a request for a later position proves that the consumer has the records at this one
-        SELECT *, least(first_response, (SELECT min(p.time) FROM fetch_positions p
-          WHERE p.client = s.client AND p.topic = s.topic AND p.partition = s.partition
-            AND p.position > s.position AND list_contains(s.connection_ids, p.connection_id)
-          )) AS start
-        FROM stuck s
-        ORDER BY start, topic, partition
-        """
-    )
-    for row in rows:
-        length_ms = lasted_ms(row)
-        partition = f"{row['topic']}-{row['partition']}"
-        yield evidence.incident(
-            row,
-            BAD,
-            partition,
-            f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(length_ms)} for "
-            f"offset {row['position']:,} of {partition}, which ends at {row['high']:,}. "
-            f"{_cause(row)}",
-            time_lost_ms=length_ms,
-            connection_ids=list(dict.fromkeys(row["connection_ids"])),
-        )
-
-
+_POSITIONS = f"""
+    SELECT p.*, r.client, r.connection_id, r.time
+    FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
+    WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+"""
 # A request repeats a position if the request before it had the same one, or if an earlier one of
 # its connection had: a consumer that seeks back has fetched more in between. Clients of one name
 # may be several consumers, and then they have several connections. A longer pause ends a run.
 _REPEATED = f"""
-    CREATE TEMP TABLE repeated_positions AS
     WITH frequent AS (
       SELECT DISTINCT client, topic, partition FROM fetch_positions
       GROUP BY client, topic, partition, position HAVING count(*) >= {REPEATS_MIN}
@@ -107,6 +47,53 @@ _REPEATED = f"""
     FROM runs QUALIFY count(*) FILTER (is_repetition)
       OVER (PARTITION BY client, topic, partition, position, run) >= {REPEATS_MIN - 1}
 """
+_ANSWERS = fetch_answers("exchange_id IN (SELECT exchange_id FROM repeated_positions)")
+# A row for each partition in which a consumer does not advance
+_STUCK = f"""
+    WITH states AS (
+      -- other responses name another replica to read from (KIP-392)
+      SELECT *, CASE WHEN stable IS NULL THEN high WHEN stable >= 0 THEN stable END AS limit_at
+      FROM ({_ANSWERS}) WHERE coalesce(replica, -1) < 0
+    ), useless AS (
+      SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
+      FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
+      JOIN requests q USING (exchange_id)
+      WHERE s.error != 0
+        OR s.high > r.position AND (NOT r.is_committed OR s.limit_at > r.position)
+    ), stuck AS (
+      SELECT client, topic, partition, position, min(response_time) AS first_response,
+        max(response_time) AS stop, count(*) AS requests, max(high) AS high,
+        max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
+        any_value(error_name) FILTER (error != 0) AS error,
+        {PARTIES},
+        list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+        list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+      FROM useless GROUP BY client, topic, partition, position, run
+      HAVING count(*) >= {REPEATS_MIN}
+        AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
+    )
+    SELECT *, topic || '-' || partition AS place, least(first_response, later) AS start,
+      ms_between(start, stop) AS lost_ms
+    FROM (
+      -- a request for a later position proves that the consumer has the records at this one
+      SELECT *, (SELECT min(p.time) FROM fetch_positions p
+        WHERE p.client = s.client AND p.topic = s.topic AND p.partition = s.partition
+          AND p.position > s.position AND list_contains(s.connection_ids, p.connection_id)
+        ) AS later
+      FROM stuck s
+    ) ORDER BY start, topic, partition
+"""
+_TABLES = {"fetch_positions": _POSITIONS, "repeated_positions": _REPEATED}
+
+
+@kind("topics", BAD, "place", "api_fetch", _STUCK, tables=_TABLES)
+def consumer_stuck(row: Row) -> str:
+    """Return the text of a consumer's position in a partition."""
+    return (
+        f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(lasted_ms(row))} "
+        f"for offset {row['position']:,} of {row['place']}, which ends at {row['high']:,}. "
+        f"{_cause(row)}"
+    )
 
 
 def _cause(row: Row) -> str:

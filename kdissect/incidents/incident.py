@@ -1,11 +1,10 @@
-"""An incident, its kind, and the table `incidents` that they become."""
+"""An incident, and the table `incidents`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,12 +22,13 @@ _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A row of `incidents`; its finder leaves `kind` empty.
+    """A row of `incidents`.
 
     brokers, clients: addresses of the brokers and names of the clients that it is about. One
     incident explains another only if these match (`causes`).
     """
 
+    kind: str
     severity: str
     start: datetime
     end: datetime
@@ -41,36 +41,6 @@ class Incident:
     next_command: str = ""
     brokers: frozenset[str] = frozenset()
     clients: frozenset[str] = frozenset()
-    kind: str = ""
-
-
-# yields the incidents that the evidence (`Evidence`) establishes
-Finder = Callable[[Any], Iterator[Incident]]
-
-
-class Kind(NamedTuple):
-    """A kind of incident; docs/incidents.md explains each.
-
-    section: of the report's page, with the details. signs: SQL of rows, as it follows FROM. If
-    there are none, then there is no such incident.
-    """
-
-    section: str
-    signs: str
-    find: Finder
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(section: str, signs: str) -> Callable[[Finder], Finder]:
-    """Return a decorator that registers a finder as the kind of its name."""
-
-    def register(find: Finder) -> Finder:
-        KINDS[find.__name__] = Kind(section, signs, find)
-        return find
-
-    return register
 
 
 def incident_table(incidents: Iterable[Incident]) -> pa.Table:

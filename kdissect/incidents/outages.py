@@ -14,12 +14,11 @@ the broker, before the first attempt failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
-
-from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, Row, lasted_ms
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident, kind
+from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
+from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.sql.requests import endpoint
+from kdissect.tables.schemas import Row
 from kdissect.text import duration, plural
 
 # A node that announced its shutdown takes so long at most (controlled shutdown and log flushes).
@@ -30,7 +29,6 @@ _DATA_APIS = "('Produce', 'Fetch', 'ShareFetch')"
 _IS_FAILED = "coalesce(refused, false) OR unanswered_syn_count >= syn_count"
 _FAILED = f"sessions WHERE syn_count > 0 AND ({_IS_FAILED})"
 _FAILURES = f"""
-CREATE TEMP TABLE failures AS
 WITH answered AS (
   SELECT connection_id, min(response_time) AS answered FROM requests GROUP BY connection_id
 ), attempts AS (
@@ -76,7 +74,6 @@ LEFT JOIN closed c USING (broker, era) LEFT JOIN used u USING (broker)
 """
 
 _OUTAGES = f"""
-CREATE TEMP TABLE outages AS
 WITH hits AS (
   SELECT o.broker, o.era, count(*) AS requests,
     min(r.request_time) FILTER (r.request_time > o.last_response) AS first_unanswered,
@@ -137,90 +134,62 @@ LEFT JOIN (SELECT broker, list(DISTINCT client) AS clients FROM sessions GROUP B
 # A client that starts early or races with a restart fails once or twice, then succeeds.
 ATTEMPTS_MIN = 3
 LENGTH_MIN_MS = 1000
-# Listeners of one node close within so long of each other.
-ONE_NODE = timedelta(milliseconds=250)
+NODE_MS = 250  # listeners of one node close within so long of each other
+# `severity` follows from what the clients lost: nothing, if other brokers led the node's
+# partitions, served its clients meanwhile, and no request was lost that a broker answers at once.
+# An outage without a severity is too short to matter.
+_JUDGED = f"""(
+  SELECT *, start AS time, ms_between(start, stop) AS length_ms,
+    (is_announced OR has_moved) AND is_served AND lost = 0 AS lost_nothing,
+    CASE
+      WHEN requests = 0 AND (length_ms < {LENGTH_MIN_MS}
+        OR attempts < {ATTEMPTS_MIN} AND syns < {ATTEMPTS_MIN}) THEN NULL
+      WHEN era = 0 THEN if(back IS NULL, '{WARN}', '{INFO}')
+      WHEN lost_nothing OR NOT is_clients THEN '{INFO}'
+      -- a controller's listener, which no client uses
+      WHEN is_brokers AND NOT is_advertised THEN '{INFO}'
+      ELSE '{BAD}' END AS severity
+  FROM outages WHERE severity IS NOT NULL AND (era > 0 OR back IS NOT NULL OR NOT is_advertised)
+)"""
+# A row for each node: its listeners in order of importance
+_NODES = f"""
+    WITH nodes AS (
+      SELECT min(start) AS start, list(outage ORDER BY
+        list_position(['{BAD}', '{WARN}', '{INFO}'], severity), requests DESC, start, broker
+      ) AS listeners
+      FROM ({runs(_JUDGED, "broker_ip", NODE_MS)}) outage GROUP BY broker_ip, run
+    )
+    SELECT start, listeners[1].stop AS stop, listeners, listeners[1].broker AS broker,
+      listeners[1].severity AS severity, ms_between(start, stop) AS lost_ms,
+      list_sum([one.requests for one in listeners])::BIGINT AS requests,
+      flatten([one.exchange_ids for one in listeners]) AS exchange_ids,
+      flatten([one.closed_ids || one.failed_ids for one in listeners]) AS connection_ids,
+      [one.broker for one in listeners] AS brokers,
+      flatten([one.clients for one in listeners]) AS clients
+    FROM nodes ORDER BY start, broker
+"""
+_TABLES = {"failures": _FAILURES, "outages": _OUTAGES}
 
 
-@kind("network", _FAILED)
-def broker_unreachable(evidence: Evidence) -> Iterator[Incident]:
-    """Create `outages`, and yield them, those of one node's listeners together."""
-    evidence.run(_FAILURES)
-    evidence.run(_OUTAGES)
-    nodes: list[list[Row]] = []
-    for row in evidence.rows(
-        "FROM outages WHERE era > 0 OR back IS NOT NULL OR NOT is_advertised ORDER BY start, broker"
-    ):
-        if severity := _severity(row):
-            near = nodes[-1][0] if nodes else None
-            if near and row["start"] - near["start"] <= ONE_NODE and _ip(near) == _ip(row):
-                nodes[-1].append({**row, "severity": severity})
-            else:
-                nodes.append([{**row, "severity": severity}])
-    for listeners in nodes:
-        yield _outage(evidence, listeners)
-
-
-def _severity(row: Row) -> str | None:
-    """Return the severity of an outage; None if it is too short to matter.
-
-    It follows from what the clients lost: nothing, if other brokers led the node's partitions,
-    served its clients meanwhile, and no request was lost that a broker answers at once.
-    """
-    is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
-    if not row["requests"] and (is_single or lasted_ms(row) < LENGTH_MIN_MS):
-        return None
-    if not row["era"]:
-        return WARN if row["back"] is None else INFO
-    # a controller's listener, which no client uses
-    is_internal = row["is_brokers"] and not row["is_advertised"]
-    return INFO if _lost_nothing(row) or is_internal or not row["is_clients"] else BAD
-
-
-def _lost_nothing(row: Row) -> bool:
-    has_left = row["is_announced"] or row["has_moved"]
-    return bool(has_left and row["is_served"] and not row["lost"])
-
-
-def _ip(row: Row) -> str:
-    address: str = row["broker"]
-    return address.rpartition(":")[0]
-
-
-def _outage(evidence: Evidence, listeners: list[Row]) -> Incident:
-    """Return the incident of a node: its subject is the listener of its clients."""
-    start = min(row["start"] for row in listeners)
-    listeners = [{**row, "start": start} for row in listeners]
-    listeners.sort(key=lambda row: (SEVERITIES.index(row["severity"]), -row["requests"]))
-    first, *others = listeners
-    requests = sum(row["requests"] for row in listeners)
-    ids = [number for row in listeners for number in (*row["closed_ids"], *row["failed_ids"])]
+@kind("network", "severity", "broker", _FAILED, _NODES, tables=_TABLES)
+def broker_unreachable(row: Row) -> str:
+    """Return the text of the outage of a node: its subject is the listener of its clients."""
+    first, *others = ({**one, "start": row["start"]} for one in row["listeners"])
     sentences = [f"{first['broker']} {_beginning(first)}."]
     if first["closed_connections"]:
         closed = plural(first["closed_connections"], "connection")
         sentences.append(f"It closed {closed} at the beginning.")
     if first["is_announced"]:
         sentences.append("It had announced its shutdown.")
-    elif _lost_nothing(first):
+    elif first["lost_nothing"]:
         sentences.append("Metadata named other leaders for its partitions before.")
     if first["is_served"]:
         sentences.append("Other brokers served its clients meanwhile.")
-    if requests:
-        sentences.append(f"{plural(requests, 'request')} had no response.")
+    if row["requests"]:
+        sentences.append(f"{plural(row['requests'], 'request')} had no response.")
     sentences.append(f"It {_ending(first)}.")
-    sentences += [f"{row['broker']} of the same machine {_ending(row)}." for row in others]
-    return evidence.incident(
-        first,
-        first["severity"],
-        first["broker"],
-        " ".join(sentences),
-        request_count=requests,
-        time_lost_ms=lasted_ms(first),
-        exchange_ids=[number for row in listeners for number in row["exchange_ids"] or ()],
-        connection_ids=ids,
-        next_command=evidence.follow(ids),
-        brokers=frozenset(row["broker"] for row in listeners),
-        clients=frozenset(client for row in listeners for client in row["clients"]),
-    )
+    sentences += [f"{one['broker']} of the same machine {_ending(one)}." for one in others]
+    return " ".join(sentences)
 
 
 def _beginning(row: Row) -> str:
@@ -245,105 +214,85 @@ _BOOTSTRAP_APIS = (
     *("ApiVersions", "Metadata", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"),
     "FindCoordinator",
 )
-
-
-@kind("network", "brokers")
-def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the addresses with failed attempts only, then those that clients never tried.
-
-    Clients reach the bootstrap address and nothing else. It is the cluster's mistake, or a name
-    that clients cannot resolve.
-    """
-    if evidence.has(_FAILED):
-        yield from _unreached(evidence)
-    yield from _unseen(evidence)
-
-
-def _unreached(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the outages of advertised addresses that no client ever reached."""
-    rows = evidence.rows(
-        f"""
-        WITH connected AS (
-          -- when the client that last read Metadata before the first attempt had connected
-          SELECT o.broker, o.era, max_by(s.first_time, r.response_time) AS connected
-          FROM outages o JOIN requests r ON r.api = 'Metadata' AND r.response_time <= o.first_failed
-          JOIN sessions s USING (connection_id) GROUP BY o.broker, o.era
-        )
-        SELECT o.broker, attempts, refusals, failed_ids AS connection_ids, last_failed AS stop,
-          -- a connection that is older had another reason
-          CASE WHEN first_failed - connected <= INTERVAL {METADATA_BEFORE_S} SECONDS THEN connected
-            ELSE first_failed END AS start
-        FROM outages o LEFT JOIN connected USING (broker, era)
-        WHERE era = 0 AND back IS NULL AND is_advertised
-          AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY o.start, o.broker
-        """
+# A row for each outage of an advertised address that no client ever reached
+_UNREACHED = f"""
+    WITH connected AS (
+      -- when the client that last read Metadata before the first attempt had connected
+      SELECT o.broker, o.era, max_by(s.first_time, r.response_time) AS connected
+      FROM outages o JOIN requests r ON r.api = 'Metadata' AND r.response_time <= o.first_failed
+      JOIN sessions s USING (connection_id) GROUP BY o.broker, o.era
     )
-    for row in rows:
-        kind = "refused" if row["refusals"] else "not answered"
-        address = row["broker"]
-        yield _wrong_address(
-            evidence,
-            row,
-            address,
-            f"Metadata names {address} as the address of a broker. "
-            f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none "
-            "worked. Check advertised.listeners of that broker, and whether it runs.",
-        )
+    SELECT broker, attempts, refusals, failed_ids AS connection_ids, last_failed AS stop,
+      -- a connection that is older had another reason
+      CASE WHEN first_failed - connected <= INTERVAL {METADATA_BEFORE_S} SECONDS THEN connected
+        ELSE first_failed END AS start, ms_between(start, stop) AS lost_ms
+    FROM (SELECT * EXCLUDE (start, stop) FROM outages) LEFT JOIN connected USING (broker, era)
+    WHERE era = 0 AND back IS NULL AND is_advertised
+      AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY start, broker
+"""
+_SHOW = 'kdissect sql {path} "from brokers"'
 
 
-def _unseen(evidence: Evidence) -> Iterator[Incident]:
-    """Yield advertised addresses that clients never used, though no attempt to connect was seen.
-
-    The evidence: a client asks for Metadata of its topics again and again and never goes on, and
-    no client does anything else at an advertised address. A client that cannot resolve a host name
-    sends no SYN, and the bootstrap address may have the same port.
-    """
-    rows = evidence.rows(
-        f"""
-        WITH used AS (
-          SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
-        ), wrong AS (
-          SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
-          FROM brokers WHERE host IS NOT NULL
-          HAVING count(*) > 0
-            AND count(*) FILTER ({endpoint("coalesce(ip, host)", "port")} IN (FROM used)) = 0
-            AND count(*) FILTER ({endpoint("host", "port")} IN (
-              SELECT broker FROM sessions WHERE NOT is_broker)) = 0
-        ), stuck AS (
-          SELECT r.client, min(s.first_time) AS start, max(r.time) AS stop,
-            count(*) FILTER (len(m.request.topics) > 0 AND NOT r.failed) AS refreshes,
-            list(DISTINCT r.broker) AS brokers,
-            {CONNECTION_IDS}
-          FROM requests r JOIN sessions s USING (connection_id)
-          LEFT JOIN api_metadata m USING (exchange_id)
-          WHERE NOT r.is_broker GROUP BY r.client
-          HAVING refreshes >= {METADATA_MIN}
-            AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS
-            AND count(*) FILTER (r.api NOT IN {_BOOTSTRAP_APIS}) = 0
-        )
-        SELECT * FROM stuck, wrong ORDER BY start
-        """
+@kind(
+    "network",
+    BAD,
+    "broker",
+    _FAILED,
+    _UNREACHED,
+    tables=_TABLES,
+    command=_SHOW,
+    name="advertised_address_unreachable",
+)
+def unreached_address(row: Row) -> str:
+    """Return the text of an address with failed attempts only."""
+    return (
+        f"Metadata names {row['broker']} as the address of a broker. "
+        f"{plural(row['attempts'], 'connection attempt')} to it failed "
+        f"({'refused' if row['refusals'] else 'not answered'}), and none "
+        "worked. Check advertised.listeners of that broker, and whether it runs."
     )
-    for row in rows:
-        yield _wrong_address(
-            evidence,
-            row,
-            row["hosts"],
-            f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
-            f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
-            "no client used such an address. Check advertised.listeners, and whether the client "
-            "resolves the host.",
-        )
 
 
-def _wrong_address(evidence: Evidence, row: Row, address: str, text: str) -> Incident:
-    """Return the incident of an advertised address. row: as for `Evidence.incident`."""
-    return evidence.incident(
-        row,
-        BAD,
-        address,
-        text,
-        time_lost_ms=lasted_ms(row),
-        next_command=evidence.command("sql", "from brokers"),
-        brokers=frozenset((address, *row.get("brokers", ()))),
+# A row for each client that never used advertised addresses, though no attempt to connect was seen.
+# The evidence: a client asks for Metadata of its topics again and again and never goes on, and no
+# client does anything else at an advertised address. A client that cannot resolve a host name sends
+# no SYN, and the bootstrap address may have the same port.
+_UNSEEN = f"""
+    WITH used AS (
+      SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
+    ), wrong AS (
+      SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
+      FROM brokers WHERE host IS NOT NULL
+      HAVING count(*) > 0
+        AND count(*) FILTER ({endpoint("coalesce(ip, host)", "port")} IN (FROM used)) = 0
+        AND count(*) FILTER ({endpoint("host", "port")} IN (
+          SELECT broker FROM sessions WHERE NOT is_broker)) = 0
+    ), stuck AS (
+      SELECT r.client, min(s.first_time) AS start, max(r.time) AS stop,
+        count(*) FILTER (len(m.request.topics) > 0 AND NOT r.failed) AS refreshes,
+        list(DISTINCT r.broker) AS brokers,
+        {CONNECTION_IDS}
+      FROM requests r JOIN sessions s USING (connection_id)
+      LEFT JOIN api_metadata m USING (exchange_id)
+      WHERE NOT r.is_broker GROUP BY r.client
+      HAVING refreshes >= {METADATA_MIN}
+        AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS
+        AND count(*) FILTER (r.api NOT IN {_BOOTSTRAP_APIS}) = 0
+    )
+    SELECT * REPLACE (list_append(brokers, hosts) AS brokers), ms_between(start, stop) AS lost_ms
+    FROM stuck, wrong ORDER BY start
+"""
+
+
+@kind("network", BAD, "hosts", "brokers", _UNSEEN, command=_SHOW)
+def advertised_address_unreachable(row: Row) -> str:
+    """Return the text of a client that reaches the bootstrap address and nothing else.
+
+    It is the cluster's mistake, or a name that clients cannot resolve.
+    """
+    return (
+        f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
+        f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
+        "no client used such an address. Check advertised.listeners, and whether the client "
+        "resolves the host."
     )

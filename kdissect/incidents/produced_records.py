@@ -12,12 +12,12 @@ belong to a batch without an offset; null for the first batch of a partition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kdissect.incidents.evidence import CONNECTION_IDS, IDS, Evidence
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, Incident, kind
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO
+from kdissect.incidents.kind import kind
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.requests import PRODUCE_ANSWERS
+from kdissect.sql.requests import PRODUCE_ANSWERS, codes
+from kdissect.tables.schemas import Row
 from kdissect.text import byte_size, decimal, plural
 
 # A broker that answers with one of these may have appended the batch already.
@@ -48,97 +48,74 @@ _CONTENTS = f"""
       hash(list((key, value) ORDER BY batch_index, record_index)) AS content
     FROM records WHERE source = 'produce' AND exchange_id IN ({_MAY_BE_COPIES}) GROUP BY ALL
 """
-
-
-def make_sent(evidence: Evidence) -> None:
-    """Create the table `sent`."""
-    codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE sent AS
-        WITH batches AS ({_BATCHES}), offsets AS ({PRODUCE_ANSWERS})
-        SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
-          o.error,
-          CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
-          coalesce(o.error IN ({codes}), r.is_unanswered) AS is_lost
-        FROM batches b JOIN requests r USING (exchange_id)
-        LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
-          AND (o.topic = b.name OR o.topic_id = b.topic_id)
-        """
-    )
-
-
-def _make_produced(evidence: Evidence) -> None:
-    """Create the table `produced`, unless another kind has."""
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE IF NOT EXISTS produced AS
-        SELECT s.*, c.content, first_offset - lag(first_offset + records)
-          OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
-        FROM sent s LEFT JOIN ({_CONTENTS}) c USING (exchange_id, topic, partition)
-        """
-    )
-
+SENT = f"""
+    WITH batches AS ({_BATCHES}), offsets AS ({PRODUCE_ANSWERS})
+    SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
+      o.error, CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
+      coalesce(o.error IN ({codes(_UNDECIDED)}), r.is_unanswered) AS is_lost
+    FROM batches b JOIN requests r USING (exchange_id)
+    LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
+      AND (o.topic = b.name OR o.topic_id = b.topic_id)
+"""
+_PRODUCED = f"""
+    SELECT s.*, c.content, first_offset - lag(first_offset + records)
+      OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
+    FROM sent s LEFT JOIN ({_CONTENTS}) c USING (exchange_id, topic, partition)
+"""
+_PLACE = "topic || '-' || partition"
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
 AGAIN_S = 300
-
-
-@kind("topics", "sent WHERE is_lost")
-def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the partitions with batches that were written twice.
-
-    An idempotent producer repeats a batch with its sequence number, and the broker refuses the copy
-    (KIP-98). Without idempotence, or from a producer with a new id or epoch, the broker takes both.
-    Offsets are the proof: those of later batches leave room for the batch without a response.
-    """
-    _make_produced(evidence)
-    rows = evidence.rows(
-        f"""
-        WITH lost AS (
-          SELECT topic, partition, exchange_id, records, time, content FROM produced
-          WHERE is_lost
-        ), acked AS (
-          FROM produced WHERE first_offset IS NOT NULL
-        ), copies AS (
-          SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
-            s.exchange_id, s.time, s.response_time, s.first_offset,
-            s.client, s.connection_id
-          FROM lost l ASOF JOIN acked s
-            ON s.topic = l.topic AND s.partition = l.partition AND s.content = l.content
-              AND s.records = l.records AND s.time > l.time
-          WHERE s.time <= l.time + INTERVAL {AGAIN_S} SECONDS
-        ), proven AS (
-          SELECT c.*, min(h.first_offset - h.room) AS hole
-          FROM copies c JOIN acked h ON h.topic = c.topic AND h.partition = c.partition
-            AND h.time > c.lost_time AND h.first_offset <= c.first_offset
-            AND h.room BETWEEN c.records AND (SELECT sum(l.records) FROM lost l
-              WHERE l.topic = h.topic AND l.partition = h.partition AND l.time < h.time)
-          GROUP BY ALL
-        )
-        SELECT topic, partition, min(time) AS start, max(response_time) AS stop,
-          count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
-          arg_min(client, time) AS client, arg_min(broker, time) AS broker,
-          arg_min(hole, time) AS first_offset,
-          arg_min(first_offset, time) AS again_offset,
-          flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
-          {CONNECTION_IDS}
-        FROM proven JOIN (SELECT connection_id, broker FROM sessions) USING (connection_id)
-        GROUP BY topic, partition ORDER BY start, topic, partition
-        """
+# A row for each partition with batches that were written twice. An idempotent producer repeats a
+# batch with its sequence number, and the broker refuses the copy (KIP-98). Without idempotence, or
+# from a producer with a new id or epoch, the broker takes both. Offsets are the proof: those of
+# later batches leave room for the batch without a response.
+_DUPLICATES = f"""
+    WITH lost AS (
+      SELECT topic, partition, exchange_id, records, time, content FROM produced
+      WHERE is_lost
+    ), acked AS (
+      FROM produced WHERE first_offset IS NOT NULL
+    ), copies AS (
+      SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
+        s.exchange_id, s.time, s.response_time, s.first_offset,
+        s.client, s.connection_id
+      FROM lost l ASOF JOIN acked s
+        ON s.topic = l.topic AND s.partition = l.partition AND s.content = l.content
+          AND s.records = l.records AND s.time > l.time
+      WHERE s.time <= l.time + INTERVAL {AGAIN_S} SECONDS
+    ), proven AS (
+      SELECT c.*, min(h.first_offset - h.room) AS hole
+      FROM copies c JOIN acked h ON h.topic = c.topic AND h.partition = c.partition
+        AND h.time > c.lost_time AND h.first_offset <= c.first_offset
+        AND h.room BETWEEN c.records AND (SELECT sum(l.records) FROM lost l
+          WHERE l.topic = h.topic AND l.partition = h.partition AND l.time < h.time)
+      GROUP BY ALL
     )
-    for row in rows:
-        partition = f"{row['topic']}-{row['partition']}"
-        yield evidence.incident(
-            row,
-            BAD,
-            partition,
-            f"{row['client']} wrote {plural(row['records'], 'record')} to {partition} twice: at "
-            f"offset {row['first_offset']:,}, in a request without a successful response, and "
-            f"again at offset {row['again_offset']:,} with the same keys and values. "
-            "An idempotent producer that lives on (enable.idempotence) would repeat the sequence "
-            "number, and the broker would refuse the copy.",
-        )
+    SELECT topic, partition, min(time) AS start, max(response_time) AS stop,
+      count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
+      arg_min(client, time) AS client, arg_min(broker, time) AS broker,
+      arg_min(hole, time) AS first_offset,
+      arg_min(first_offset, time) AS again_offset,
+      flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
+      {CONNECTION_IDS}
+    FROM proven JOIN (SELECT connection_id, broker FROM sessions) USING (connection_id)
+    GROUP BY topic, partition ORDER BY start, topic, partition
+"""
+_TABLES = {"produced": _PRODUCED}
+
+
+@kind("topics", BAD, _PLACE, "sent WHERE is_lost", _DUPLICATES, tables=_TABLES)
+def duplicate_records(row: Row) -> str:
+    """Return the text of the copies in a partition."""
+    return (
+        f"{row['client']} wrote {plural(row['records'], 'record')} to "
+        f"{row['topic']}-{row['partition']} twice: at "
+        f"offset {row['first_offset']:,}, in a request without a successful response, and "
+        f"again at offset {row['again_offset']:,} with the same keys and values. "
+        "An idempotent producer that lives on (enable.idempotence) would repeat the sequence "
+        "number, and the broker would refuse the copy."
+    )
 
 
 # A broker has appended a batch that it refuses with this error.
@@ -147,7 +124,6 @@ _FAILED = f"is_lost OR error NOT IN (0, {_APPENDED})"
 # The batches in partitions with a failed one. Each row names the first attempt of its batch.
 # `is_repetition`: it is the only attempt with an offset, and all attempts have the same records.
 _SENDS = f"""
-    CREATE TEMP TABLE sends AS
     WITH failed AS (
       SELECT DISTINCT topic, partition FROM produced
       WHERE {_FAILED}
@@ -166,61 +142,6 @@ _SENDS = f"""
       coalesce(is_one_batch AND time > first_time, false) AS is_repetition
     FROM tried t LEFT JOIN attempts USING ({SAME_BATCH})
 """
-
-
-@kind("topics", f"sent WHERE {_FAILED}")
-def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the partitions with batches that lie in another order than they were sent.
-
-    A producer without idempotence has several requests in flight. If one fails and the next one
-    does not, the repetition comes after it (max.in.flight.requests.per.connection). Sequence
-    numbers prevent that (KIP-98). Requests of one connection have one producer; clients with equal
-    names may be several. If the first attempt may have been appended, the offsets must leave no
-    room for it.
-    """
-    _make_produced(evidence)
-    evidence.run(_SENDS)
-    rows = evidence.rows(
-        f"""
-        WITH overtaken AS ({_overtaken("first_connection_id")}
-          UNION ALL {_overtaken("connection_id")}
-        ), late AS (
-          FROM overtaken l
-          WHERE NOT may_be_there OR NOT EXISTS (
-            FROM produced h WHERE h.topic = l.topic AND h.partition = l.partition
-              AND h.time > l.sent AND h.first_offset <= l.first_offset
-              AND coalesce(h.room, h.first_offset) >= l.records)
-          QUALIFY row_number() OVER (
-            PARTITION BY exchange_id, topic, partition ORDER BY early_offset) = 1
-        ), shown AS (
-          SELECT l.*, s.broker, e.request_packet AS packet, f.request_packet AS first_packet,
-            g.request_packet AS early_packet
-          FROM late l JOIN sessions s USING (connection_id) JOIN exchanges e USING (exchange_id)
-          JOIN exchanges f ON f.exchange_id = l.first_id
-          JOIN exchanges g ON g.exchange_id = l.early_id
-        )
-        SELECT topic, partition, min(response_time) AS start, max(response_time) AS stop,
-          count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
-          min_by(shown, response_time) AS first, [min_by(broker, response_time)] AS brokers,
-          flatten(list([early_id, first_id, exchange_id] ORDER BY response_time)) AS exchange_ids,
-          {CONNECTION_IDS}
-        FROM shown GROUP BY topic, partition ORDER BY start, topic, partition
-        """
-    )
-    for row in rows:
-        partition, first = f"{row['topic']}-{row['partition']}", row["first"]
-        yield evidence.incident(
-            row,
-            BAD,
-            partition,
-            f"{first['client']} wrote {plural(row['records'], 'record')} to {partition} out of "
-            f"order. Its batch in packet {first['first_packet']:,} failed. The repetition in "
-            f"packet {first['packet']:,} got offset {first['first_offset']:,}, and a batch that "
-            f"was sent after the first attempt, in packet {first['early_packet']:,}, got offset "
-            f"{first['early_offset']:,}. Set enable.idempotence, or "
-            "max.in.flight.requests.per.connection to 1.",
-            exchange_ids=list(dict.fromkeys(row["exchange_ids"])),
-        )
 
 
 def _overtaken(connection: str) -> str:
@@ -243,41 +164,82 @@ def _overtaken(connection: str) -> str:
     """
 
 
+# A row for each partition with batches that lie in another order than they were sent. A producer
+# without idempotence has several requests in flight. If one fails and the next one does not, the
+# repetition comes after it (max.in.flight.requests.per.connection). Sequence numbers prevent that
+# (KIP-98). Requests of one connection have one producer; clients with equal names may be several.
+# If the first attempt may have been appended, the offsets must leave no room for it.
+_OVERTAKEN = f"""
+    WITH overtaken AS ({_overtaken("first_connection_id")}
+      UNION ALL {_overtaken("connection_id")}
+    ), late AS (
+      FROM overtaken l
+      WHERE NOT may_be_there OR NOT EXISTS (
+        FROM produced h WHERE h.topic = l.topic AND h.partition = l.partition
+          AND h.time > l.sent AND h.first_offset <= l.first_offset
+          AND coalesce(h.room, h.first_offset) >= l.records)
+      QUALIFY row_number() OVER (
+        PARTITION BY exchange_id, topic, partition ORDER BY early_offset) = 1
+    ), shown AS (
+      SELECT l.*, s.broker, e.request_packet AS packet, f.request_packet AS first_packet,
+        g.request_packet AS early_packet
+      FROM late l JOIN sessions s USING (connection_id) JOIN exchanges e USING (exchange_id)
+      JOIN exchanges f ON f.exchange_id = l.first_id
+      JOIN exchanges g ON g.exchange_id = l.early_id
+    )
+    SELECT topic, partition, min(response_time) AS start, max(response_time) AS stop,
+      count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
+      min_by(shown, response_time) AS first, [min_by(broker, response_time)] AS brokers,
+      flatten(list([early_id, first_id, exchange_id] ORDER BY response_time)) AS exchange_ids,
+      {CONNECTION_IDS}
+    FROM shown GROUP BY topic, partition ORDER BY start, topic, partition
+"""
+_SENT_TABLES = {**_TABLES, "sends": _SENDS}
+
+
+@kind("topics", BAD, _PLACE, f"sent WHERE {_FAILED}", _OVERTAKEN, tables=_SENT_TABLES)
+def out_of_order_records(row: Row) -> str:
+    """Return the text of the batches in a partition."""
+    first = row["first"]
+    return (
+        f"{first['client']} wrote {plural(row['records'], 'record')} to "
+        f"{row['topic']}-{row['partition']} out of "
+        f"order. Its batch in packet {first['first_packet']:,} failed. The repetition in "
+        f"packet {first['packet']:,} got offset {first['first_offset']:,}, and a batch that "
+        f"was sent after the first attempt, in packet {first['early_packet']:,}, got offset "
+        f"{first['early_offset']:,}. Set enable.idempotence, or "
+        "max.in.flight.requests.per.connection to 1."
+    )
+
+
 PLAIN_BYTES_MIN = 1_000_000
 SMALL_RECORDS, SMALL_BATCHES_MIN = 2, 1000
+# A row for each producer that writes many bytes in batches of single records, or uncompressed.
+# linger.ms, batch.size and compression.type of the producer decide.
+_INEFFICIENT = f"""
+    SELECT r.client, min(r.time) AS start, max(r.time) AS stop, count(*) AS batches,
+      sum(b.record_count) / count(*) AS batch_records,
+      coalesce(sum(b.size) FILTER (b.codec = 'none'), 0)::BIGINT AS plain,
+      sum(b.size)::BIGINT AS bytes, {IDS}
+    FROM record_batches b JOIN (
+      SELECT exchange_id, connection_id, client, time FROM requests) r USING (exchange_id)
+    WHERE b.source = 'produce' AND NOT coalesce(b.is_control, false) GROUP BY r.client
+    HAVING plain >= {PLAIN_BYTES_MIN}
+      OR batches >= {SMALL_BATCHES_MIN} AND batch_records < {SMALL_RECORDS}
+    ORDER BY start, r.client
+"""
+_WRITES = "record_batches WHERE source = 'produce'"
+_SIZES = (
+    'kdissect sql {path} "select topic, codec, sum(size), avg(record_count) from record_batches '
+    "where source = 'produce' group by all order by 3 desc\""
+)
 
 
-@kind("topics", "record_batches WHERE source = 'produce'")
-def inefficient_batches(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the producers that write many bytes in batches of single records, or uncompressed.
-
-    linger.ms, batch.size and compression.type of the producer decide.
-    """
-    rows = evidence.rows(
-        f"""
-        SELECT r.client, min(r.time) AS start, max(r.time) AS stop, count(*) AS batches,
-          sum(b.record_count) / count(*) AS batch_records,
-          coalesce(sum(b.size) FILTER (b.codec = 'none'), 0)::BIGINT AS plain,
-          sum(b.size)::BIGINT AS bytes, {IDS}
-        FROM record_batches b JOIN (
-          SELECT exchange_id, connection_id, client, time FROM requests) r USING (exchange_id)
-        WHERE b.source = 'produce' AND NOT coalesce(b.is_control, false) GROUP BY r.client
-        HAVING plain >= {PLAIN_BYTES_MIN}
-          OR batches >= {SMALL_BATCHES_MIN} AND batch_records < {SMALL_RECORDS}
-        ORDER BY start, r.client
-        """
+@kind("topics", INFO, "client", _WRITES, _INEFFICIENT, command=_SIZES)
+def inefficient_batches(row: Row) -> str:
+    """Return the text of a producer's batches."""
+    return (
+        f"{plural(row['batches'], 'batch', 'batches')} have "
+        f"{decimal(row['batch_records'])} records on average, and {byte_size(row['plain'])} of "
+        f"{byte_size(row['bytes'])} are not compressed."
     )
-    for row in rows:
-        yield evidence.incident(
-            row,
-            INFO,
-            row["client"],
-            f"{plural(row['batches'], 'batch', 'batches')} have "
-            f"{decimal(row['batch_records'])} records on average, and {byte_size(row['plain'])} of "
-            f"{byte_size(row['bytes'])} are not compressed.",
-            next_command=evidence.command(
-                "sql",
-                "select topic, codec, sum(size), avg(record_count) from record_batches "
-                "where source = 'produce' group by all order by 3 desc",
-            ),
-        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kdissect.incidents.evidence import Evidence, lasted_ms, runs
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.incidents.evidence import runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
+from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.protocol.api_keys import SASL_TOKEN
+from kdissect.sql.requests import codes
 from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, REFUSALS, certificates
+from kdissect.tables.schemas import Row
 from kdissect.text import duration, plural
 
 # A user who mistypes a password tries again once or twice, and one failed handshake may be that of
@@ -16,54 +17,49 @@ LOOP_MIN = 3
 # Failures farther apart are separate incidents: clients retry within seconds (back-off 1 s).
 PAUSE_MS = 60_000
 
-
-_CODES = ", ".join(f"{code:d}" for code in REFUSALS)
-_REFUSED = f"api IN ('SaslAuthenticate', 'SaslHandshake') AND error_code IN ({_CODES})"
+_REFUSED = f"api IN ('SaslAuthenticate', 'SaslHandshake') AND error_code IN ({codes(REFUSALS)})"
 _CUT = f"api = '{SASL_TOKEN}' AND status = 'connection_closed'"
-
-
-@kind("errors", f"requests WHERE {_REFUSED} OR {_CUT}")
-def login_failures(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the failed logins of each client at each broker."""
-    rows = evidence.rows(
-        f"""
-        WITH logins AS (
-          SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
-        ), refusals AS (
-          FROM requests WHERE {_REFUSED}
-          -- before KIP-152 a broker closes the connection instead of an answer to a token
-          UNION ALL SELECT r.* REPLACE (s.last_time AS response_time)
-          FROM requests r JOIN sessions s USING (connection_id)
-          WHERE {_CUT} AND s.closed_by = 'broker'
-        ), refused AS (
-          SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began
-          FROM refusals r JOIN sessions s USING (connection_id)
-          ASOF LEFT JOIN logins l ON l.connection_id = r.connection_id AND l.began <= r.time
-        )
-        SELECT client, broker, min(began) AS start, max(response_time) AS stop,
-          count(*) AS requests, count(DISTINCT connection_id) AS connections,
-          list(DISTINCT principal ORDER BY principal) FILTER (principal IS NOT NULL) AS principals,
-          list(DISTINCT sasl_mechanism ORDER BY sasl_mechanism)
-            FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
-          mode(error_name ORDER BY error_name) AS error, sum(duration_ms) AS lost_ms,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM ({runs("refused", "client, broker", PAUSE_MS)})
-        GROUP BY client, broker, run ORDER BY start, client
-        """
+# A row for the failed logins of each client at each broker
+_LOGINS = f"""
+    WITH logins AS (
+      SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
+    ), refusals AS (
+      FROM requests WHERE {_REFUSED}
+      -- before KIP-152 a broker closes the connection instead of an answer to a token
+      UNION ALL SELECT r.* REPLACE (s.last_time AS response_time)
+      FROM requests r JOIN sessions s USING (connection_id)
+      WHERE {_CUT} AND s.closed_by = 'broker'
+    ), refused AS (
+      SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began
+      FROM refusals r JOIN sessions s USING (connection_id)
+      ASOF LEFT JOIN logins l ON l.connection_id = r.connection_id AND l.began <= r.time
     )
-    for row in rows:
-        seconds = (row["stop"] - row["start"]).total_seconds()
-        pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
-        user = ", ".join(row["principals"] or []) or "an unknown principal"
-        mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
-        yield evidence.incident(
-            row,
-            BAD if row["requests"] >= LOOP_MIN else INFO,
-            row["client"],
-            f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
-            f"of {user} by {mechanism}: {row['error'] or 'it closed the connection'}.",
-        )
+    SELECT client, broker, min(began) AS start, max(response_time) AS stop,
+      count(*) AS requests, count(DISTINCT connection_id) AS connections,
+      list(DISTINCT principal ORDER BY principal) FILTER (principal IS NOT NULL) AS principals,
+      list(DISTINCT sasl_mechanism ORDER BY sasl_mechanism)
+        FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
+      mode(error_name ORDER BY error_name) AS error, sum(duration_ms) AS lost_ms,
+      list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+      list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+    FROM ({runs("refused", "client, broker", PAUSE_MS)})
+    GROUP BY client, broker, run ORDER BY start, client
+"""
+_LOGIN_SIGNS = f"requests WHERE {_REFUSED} OR {_CUT}"
+_LOGIN_SEVERITY = f"if(requests >= {LOOP_MIN}, '{BAD}', '{INFO}')"
+
+
+@kind("errors", _LOGIN_SEVERITY, "client", _LOGIN_SIGNS, _LOGINS)
+def login_failures(row: Row) -> str:
+    """Return the text of the logins of a client at a broker."""
+    seconds = lasted_ms(row) / 1000
+    pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
+    user = ", ".join(row["principals"] or []) or "an unknown principal"
+    mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
+    return (
+        f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
+        f"of {user} by {mechanism}: {row['error'] or 'it closed the connection'}."
+    )
 
 
 _DAY = "%Y-%m-%d %H:%M UTC"
@@ -80,64 +76,6 @@ _TEXTS = {
 }
 
 
-_TLS = "sessions WHERE is_tls OR coalesce(request_tls_alert, response_tls_alert) IS NOT NULL"
-
-
-@kind("security", _TLS)
-def tls_failure(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the failed handshakes, then the certificates that are not valid or expire soon.
-
-    The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
-    8446, 6): then it does not show whether a certificate has expired or its authority is unknown.
-    A certificate outside its validity (RFC 5280, 4.1.2.5) explains the alert, if the capture shows
-    it.
-    """
-    yield from _failures(evidence)
-    yield from _certificates(evidence)
-
-
-def _failures(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the failures of each client host at each broker."""
-    signs = f"""(
-        SELECT client_ip, broker, connection_id, first_time AS time, last_time,
-          coalesce(request_tls_alert, response_tls_alert) AS alert,
-          CASE WHEN request_tls_alert IS NOT NULL THEN {_invalid("broker", "tls_certificate")}
-            ELSE {_invalid("client", "tls_client")} END AS reason,
-          CASE
-            WHEN request_tls_alert IS NOT NULL THEN 'client'
-            WHEN response_tls_alert IS NOT NULL THEN CASE WHEN is_tls THEN 'broker'
-              ELSE 'TLS port' END
-            WHEN is_tls AND tls_version IS NULL AND response_byte_count = 0
-              AND response_missing_byte_count = 0 AND request_byte_count > 0
-              AND closed_by = 'broker' THEN 'plaintext port'
-          END AS sign
-        FROM sessions WHERE handshake_seen
-    )"""
-    failed = f"(FROM {signs} WHERE sign IS NOT NULL)"
-    rows = evidence.rows(
-        f"""
-        SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
-          count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
-          any_value(reason ORDER BY time) AS reason,
-          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM ({runs(failed, "client_ip, broker, sign", PAUSE_MS)})
-        GROUP BY client_ip, broker, sign, run ORDER BY start, client_ip
-        """
-    )
-    for row in rows:
-        text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
-        text += f" {row['reason']}" if row["reason"] else ""
-        length_ms = lasted_ms(row)
-        yield evidence.incident(
-            row,
-            BAD if row["connections"] >= LOOP_MIN else WARN,
-            row["broker"],
-            f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
-            f"{row['broker']} failed in {duration(length_ms)}: the client {text}",
-            time_lost_ms=length_ms,
-        )
-
-
 def _invalid(side: str, prefix: str) -> str:
     """Return SQL of a sentence about the certificate of a side; NULL if it was valid."""
     days = [f"strftime({prefix}_{end}, '{_DAY}')" for end in ("not_before", "not_after")]
@@ -148,29 +86,73 @@ def _invalid(side: str, prefix: str) -> str:
     )
 
 
-def _certificates(evidence: Evidence) -> Iterator[Incident]:
-    """Yield certificates that expire soon, or that worked outside of their validity."""
-    rows = evidence.rows(
-        f"""
-        SELECT * REPLACE (connection_ids[:{EVIDENCE_MAX}] AS connection_ids)
-        FROM ({certificates()})
-        WHERE state = '{EXPIRES_SOON}' OR (state IN ('{EXPIRED}', '{NOT_YET}')
-          -- a failed handshake names its certificate
-          AND NOT list_has_any(connection_ids, (
-            SELECT coalesce(list(connection_id), []) FROM sessions
-            WHERE request_tls_alert IS NOT NULL OR response_tls_alert IS NOT NULL)))
-        ORDER BY first_time, address, subject
-        """
+_TLS = "sessions WHERE is_tls OR coalesce(request_tls_alert, response_tls_alert) IS NOT NULL"
+_HANDSHAKES = f"""(
+    SELECT client_ip, broker, connection_id, first_time AS time, last_time,
+      coalesce(request_tls_alert, response_tls_alert) AS alert,
+      CASE WHEN request_tls_alert IS NOT NULL THEN {_invalid("broker", "tls_certificate")}
+        ELSE {_invalid("client", "tls_client")} END AS reason,
+      CASE
+        WHEN request_tls_alert IS NOT NULL THEN 'client'
+        WHEN response_tls_alert IS NOT NULL THEN CASE WHEN is_tls THEN 'broker'
+          ELSE 'TLS port' END
+        WHEN is_tls AND tls_version IS NULL AND response_byte_count = 0
+          AND response_missing_byte_count = 0 AND request_byte_count > 0
+          AND closed_by = 'broker' THEN 'plaintext port'
+      END AS sign
+    FROM sessions WHERE handshake_seen
+)"""
+_FAILED = f"(FROM {_HANDSHAKES} WHERE sign IS NOT NULL)"
+# A row for the failures of each client host at each broker. The evidence is an alert, or the
+# absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC 8446, 6): then it does not show
+# whether a certificate has expired or its authority is unknown. A certificate outside its validity
+# (RFC 5280, 4.1.2.5) explains the alert, if the capture shows it.
+_FAILURES = f"""
+    SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
+      ms_between(start, stop) AS lost_ms,
+      count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
+      any_value(reason ORDER BY time) AS reason,
+      list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+    FROM ({runs(_FAILED, "client_ip, broker, sign", PAUSE_MS)})
+    GROUP BY client_ip, broker, sign, run ORDER BY start, client_ip
+"""
+_TLS_SEVERITY = f"if(connections >= {LOOP_MIN}, '{BAD}', '{WARN}')"
+
+
+@kind("security", _TLS_SEVERITY, "broker", _TLS, _FAILURES)
+def tls_failure(row: Row) -> str:
+    """Return the text of the failures of a client host at a broker."""
+    text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
+    text += f" {row['reason']}" if row["reason"] else ""
+    return (
+        f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
+        f"{row['broker']} failed in {duration(lasted_ms(row))}: the client {text}"
     )
-    for row in rows:
-        is_valid = row["state"] == EXPIRES_SOON
-        left = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
-        yield evidence.incident(
-            {"start": row["first_time"], "stop": row["last_time"], **row},
-            INFO if is_valid else WARN,
-            row["address"],
-            f"{plural(row['connections'], 'connection')} with the {row['side']}'s certificate "
-            f"{row['subject'] or ''}. It is valid from {row['not_before']:{_DAY}} until "
-            f"{row['not_after']:{_DAY}}, "
-            + (left if is_valid else "and a peer that verifies it refuses it."),
-        )
+
+
+# A row for each certificate that expires soon, or that worked outside of its validity
+_CERTIFICATES = f"""
+    SELECT * REPLACE (connection_ids[:{EVIDENCE_MAX}] AS connection_ids),
+      first_time AS start, last_time AS stop
+    FROM ({certificates()})
+    WHERE state = '{EXPIRES_SOON}' OR (state IN ('{EXPIRED}', '{NOT_YET}')
+      -- a failed handshake names its certificate
+      AND NOT list_has_any(connection_ids, (
+        SELECT coalesce(list(connection_id), []) FROM sessions
+        WHERE request_tls_alert IS NOT NULL OR response_tls_alert IS NOT NULL)))
+    ORDER BY first_time, address, subject
+"""
+_VALIDITY = f"if(state = '{EXPIRES_SOON}', '{INFO}', '{WARN}')"
+
+
+@kind("security", _VALIDITY, "address", _TLS, _CERTIFICATES, name="tls_failure")
+def certificate(row: Row) -> str:
+    """Return the text of a certificate."""
+    state = "and a peer that verifies it refuses it."
+    if row["state"] == EXPIRES_SOON:
+        state = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
+    return (
+        f"{plural(row['connections'], 'connection')} with the {row['side']}'s certificate "
+        f"{row['subject'] or ''}. It is valid from {row['not_before']:{_DAY}} until "
+        f"{row['not_after']:{_DAY}}, {state}"
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from kdissect.incidents.evidence import IDS, PARTIES, Evidence, Row, lasted_ms, runs
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, kind
+from kdissect.incidents.evidence import IDS, PARTIES, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN
+from kdissect.incidents.kind import kind, lasted_ms
+from kdissect.tables.schemas import Row
 from kdissect.text import byte_size, duration, plural
 
 SHORT_S = 5  # connections of pooled clients live for minutes (connections.max.idle.ms: 9 min)
@@ -48,94 +49,81 @@ METADATA = Storm(30, pause_ms=1000, length_ms=3000, rate=3)
 RETRIES = Storm(20, pause_ms=1000, length_ms=2000, rate=3)
 
 
-@kind("network", CONNECTIONS.signs("client, broker", "sessions WHERE handshake_seen"))
-def connection_storm(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the storms of each client, such as a producer per record.
+# A client that opens a connection for each record is a storm. Each connection costs the broker a
+# thread's time, handshakes of TLS and SASL, and a Metadata response.
+_OPENED = f"""(
+  SELECT *, first_time AS time FROM sessions
+  WHERE handshake_seen AND (is_kafka OR is_tls) AND NOT is_broker
+    AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
+)"""
+_CONNECTION_STORMS = f"""
+    SELECT client, broker, run, min(time) AS start, max(time) AS stop,
+      count(*) AS connections,
+      list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+    FROM ({runs(_OPENED, "client, broker", CONNECTIONS.pause_ms)})
+    GROUP BY ALL HAVING {CONNECTIONS.found("connections")} ORDER BY start, client
+"""
+_OPENINGS = CONNECTIONS.signs("client, broker", "sessions WHERE handshake_seen")
 
-    Each connection costs the broker a thread's time, handshakes of TLS and SASL, and a Metadata
-    response.
-    """
-    opened = f"""(
-      SELECT *, first_time AS time FROM sessions
-      WHERE handshake_seen AND (is_kafka OR is_tls) AND NOT is_broker
-        AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
-    )"""
-    rows = evidence.rows(
-        f"""
-        SELECT client, broker, run, min(time) AS start, max(time) AS stop,
-          count(*) AS connections,
-          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM ({runs(opened, "client, broker", CONNECTIONS.pause_ms)})
-        GROUP BY ALL HAVING {CONNECTIONS.found("connections")} ORDER BY start, client
-        """
+
+@kind("network", WARN, "client", _OPENINGS, _CONNECTION_STORMS)
+def connection_storm(row: Row) -> str:
+    """Return the text of the connections of a client to a broker."""
+    return (
+        f"{row['client']} opened {plural(row['connections'], 'connection')} to "
+        f"{row['broker']} in {_pace(row, row['connections'])}, "
+        f"none open for {SHORT_S} s. An application should keep one client and share it."
     )
-    for row in rows:
-        yield evidence.incident(
-            row,
-            WARN,
-            row["client"],
-            f"{row['client']} opened {plural(row['connections'], 'connection')} to "
-            f"{row['broker']} in {_pace(row, row['connections'])}, "
-            f"none open for {SHORT_S} s. An application should keep one client and share it.",
-        )
 
 
-@kind("traffic", METADATA.signs("client", "requests WHERE api = 'Metadata'"))
-def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the storms of each client.
+# A client needs Metadata when it starts, after an error, and every metadata.max.age.ms (5 minutes).
+_ASKED = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT is_broker)"
+_METADATA_STORMS = f"""
+    SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
+      count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
+      mode(error_name ORDER BY error_name) FILTER (failed) AS error,
+      sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
+    FROM ({runs(_ASKED, "client", METADATA.pause_ms)})
+    GROUP BY client, run HAVING {METADATA.found("requests")} ORDER BY start, client
+"""
+_QUESTIONS = METADATA.signs("client", "requests WHERE api = 'Metadata'")
 
-    It needs them when it starts, after an error, and every metadata.max.age.ms (5 minutes).
-    """
-    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT is_broker)"
-    rows = evidence.rows(
-        f"""
-        SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
-          count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
-          mode(error_name ORDER BY error_name) FILTER (failed) AS error,
-          sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
-        FROM ({runs(asked, "client", METADATA.pause_ms)})
-        GROUP BY client, run HAVING {METADATA.found("requests")} ORDER BY start, client
-        """
+
+@kind("traffic", WARN, "client", _QUESTIONS, _METADATA_STORMS)
+def metadata_storm(row: Row) -> str:
+    """Return the text of a client's requests."""
+    error = f" Their most frequent error: {row['error']}." if row["error"] else ""
+    return (
+        f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "
+        f"{_pace(row, row['requests'])}; requests and responses have "
+        f"{byte_size(row['bytes'])}.{error}"
     )
-    for row in rows:
-        error = f" Their most frequent error: {row['error']}." if row["error"] else ""
-        yield evidence.incident(
-            row,
-            WARN,
-            row["client"],
-            f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "
-            f"{_pace(row, row['requests'])}; requests and responses have "
-            f"{byte_size(row['bytes'])}.{error}",
-        )
 
 
-@kind("errors", RETRIES.signs("client, api, error_name", "requests WHERE failed"))
-def retry_storm(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the storms of each client, API and error."""
-    # by the times of the errors: requests that wait in a queue are no answer to them
-    failing = """(
-      SELECT * REPLACE (response_time AS time) FROM requests
-      WHERE failed AND response_time IS NOT NULL AND NOT is_broker
-    )"""
-    rows = evidence.rows(
-        f"""
-        SELECT client, api, error_name AS error, run, min(request_time) AS start,
-          max(time) AS stop, count(*) AS requests,
-          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
-        FROM ({runs(failing, "client, api, error_name", RETRIES.pause_ms)})
-        WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
-        GROUP BY ALL HAVING {RETRIES.found("requests")} ORDER BY start, client, api
-        """
+# By the times of the errors: requests that wait in a queue are no answer to them
+_FAILING = """(
+  SELECT * REPLACE (response_time AS time) FROM requests
+  WHERE failed AND response_time IS NOT NULL AND NOT is_broker
+)"""
+_RETRY_STORMS = f"""
+    SELECT client, api, error_name AS error, run, min(request_time) AS start,
+      max(time) AS stop, count(*) AS requests,
+      sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
+    FROM ({runs(_FAILING, "client, api, error_name", RETRIES.pause_ms)})
+    WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
+    GROUP BY ALL HAVING {RETRIES.found("requests")} ORDER BY start, client, api
+"""
+_FAILURES = RETRIES.signs("client, api, error_name", "requests WHERE failed")
+
+
+@kind("errors", BAD, "client", _FAILURES, _RETRY_STORMS)
+def retry_storm(row: Row) -> str:
+    """Return the text of a client's requests with one error."""
+    return (
+        f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "
+        f"({byte_size(row['bytes'])}) in {_pace(row, row['requests'])}; "
+        f"{', '.join(row['brokers'])} answered each with {row['error']}."
     )
-    for row in rows:
-        yield evidence.incident(
-            row,
-            BAD,
-            row["client"],
-            f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "
-            f"({byte_size(row['bytes'])}) in {_pace(row, row['requests'])}; "
-            f"{', '.join(row['brokers'])} answered each with {row['error']}.",
-        )
 
 
 def _pace(row: Row, count: int) -> str:

@@ -124,8 +124,6 @@ def _server_connections(prefix: str) -> str:
     Their requests show it. So do the other connections of such a caller, if they have handshakes
     only, or if a number names the caller, as it does nodes.
     """
-    handshakes = ", ".join(f"{key:d}" for key in HANDSHAKE_APIS)
-    inter_broker = ", ".join(f"{key:d}" for key in sorted(INTER_BROKER_APIS))
     requests = " ".join(
         f"UNION ALL SELECT exchange_id FROM {prefix}api_{api} WHERE {condition}"
         for api, condition in _SERVER_REQUESTS
@@ -134,13 +132,15 @@ def _server_connections(prefix: str) -> str:
         CREATE TEMP TABLE {prefix}server_connections AS
         WITH calls AS (
           SELECT c.connection_id, c.client_ip, {_client_id()} AS client_id,
-            list_filter(list(DISTINCT e.api_key), lambda key: key NOT IN ({handshakes})) AS keys
+            list_filter(list(DISTINCT e.api_key),
+              lambda key: key NOT IN ({codes(HANDSHAKE_APIS)})) AS keys
           FROM {prefix}exchanges e JOIN {prefix}connections c USING (connection_id)
           WHERE e.api_key IS NOT NULL AND coalesce(c.client_software_name, '{JAVA}') = '{JAVA}'
           GROUP BY ALL
         ), marked AS (
           SELECT connection_id FROM calls
-          WHERE list_has_any(keys, [{inter_broker}]) OR keys = [{ApiKey.WRITE_TXN_MARKERS:d}]
+          WHERE list_has_any(keys, [{codes(INTER_BROKER_APIS)}])
+            OR keys = [{ApiKey.WRITE_TXN_MARKERS:d}]
             OR regexp_matches(client_id, '{_SERVER_IDS}')
           UNION ALL SELECT connection_id FROM {prefix}exchanges SEMI JOIN (
             SELECT exchange_id FROM {prefix}record_batches
@@ -164,6 +164,11 @@ def is_fault(api: str, codes: str) -> str:
         for name, error in ROUTINE
     )
     return f"coalesce(len(list_filter({codes}, lambda code: NOT ({steps}))), 0) > 0"
+
+
+def codes(numbers: Iterable[int]) -> str:
+    """SQL of the items of a list of error codes, or of API keys."""
+    return ", ".join(f"{number:d}" for number in sorted(numbers))
 
 
 def client_name(client_id: str, ip: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.requests import endpoint
+from kdissect.sql.requests import codes, endpoint
 
 # A certificate that expires this soon after its last handshake is to be renewed.
 EXPIRES_SOON_DAYS = 30
@@ -70,17 +70,16 @@ def logins() -> str:
     none before the login (KIP-43). It is `refused` if a response has an error, or if the broker
     closed it instead of an answer to a token without a header. Otherwise it is `undecided`.
     """
-    codes = ", ".join(f"{code:d}" for code in REFUSALS)
     return f"""
       WITH steps AS (
         SELECT connection_id,
           bool_or(api_name IN {_LOGIN_APIS}) AS has_login,
           bool_or(api_name NOT IN {_LOGIN_APIS} AND api_name <> 'ApiVersions'
             AND status = 'paired') AS is_accepted,
-          bool_or(api_name IN {_LOGIN_APIS} AND error_code IN ({codes})) AS has_error,
+          bool_or(api_name IN {_LOGIN_APIS} AND error_code IN ({codes(REFUSALS)})) AS has_error,
           bool_or(api_name = '{SASL_TOKEN}' AND status = 'connection_closed') AS has_no_answer,
           list(DISTINCT error_name ORDER BY error_name)
-            FILTER (api_name IN {_LOGIN_APIS} AND error_code IN ({codes})) AS errors
+            FILTER (api_name IN {_LOGIN_APIS} AND error_code IN ({codes(REFUSALS)})) AS errors
         FROM exchanges GROUP BY connection_id
       ), sessions AS (
         SELECT c.principal, c.sasl_mechanism, c.client_ip, c.first_time, c.last_time, s.errors,

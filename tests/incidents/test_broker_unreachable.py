@@ -141,6 +141,19 @@ def test_a_node_with_two_listeners_is_one_incident_of_its_clients_listener() -> 
     assert "reached after 9.99 s." in outage["text"]
 
 
+def test_a_node_is_one_incident_if_another_machine_stops_meanwhile() -> None:
+    """The other machine stops after the node's first listener and before its second one."""
+    connections = [
+        *KILLED,
+        *[_attempt(20 + n, 10.1 + n, broker_port=9093) for n in range(9)],
+        *[_attempt(30 + n, 10.05 + n, broker_ip="10.0.0.8") for n in range(9)],
+        _worked(3, 20, 60, broker_port=9093),
+        _worked(4, 20, 60, broker_ip="10.0.0.8"),
+    ]
+    outages = found(exchanges=_traffic(1, 0, 9), connections=connections)
+    assert [row["subject"] for row in outages] == ["10.0.0.9:9092", "10.0.0.8:9092"]
+
+
 def test_a_client_that_starts_before_its_broker() -> None:
     """Refused attempts before the first success are for information."""
     connections = [*[_attempt(10 + n, n) for n in range(5)], _worked(1, 6, 60)]

@@ -20,7 +20,7 @@ _LOGINS: dict[str, Any] = {
 def _incident(kind: str, subject: str, seconds: tuple[int, int], **of: set[str]) -> Incident:
     parties = {name: frozenset(some) for name, some in of.items()}
     start, end = (_START + timedelta(seconds=second) for second in seconds)
-    return Incident(BAD, start, end, subject, "", kind=kind, **parties)
+    return Incident(kind, BAD, start, end, subject, "", **parties)
 
 
 @pytest.mark.parametrize(
