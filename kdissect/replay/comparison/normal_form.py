@@ -129,7 +129,7 @@ class Normaliser:
         for name, each in shape.fields.items():
             value = values.get(name)
             kind = self._kind(each.rules, values, around)
-            if kind in (*_LEFT_OUT, "session-id", "records"):
+            if kind in (*_LEFT_OUT, "session-id") or each.kind == "records":  # see `logs`
                 continue
             if value is None:
                 tree[name] = None if kind not in _CHOSEN else Chosen(None)
