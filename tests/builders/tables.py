@@ -1,6 +1,7 @@
 """Table sets made for tests: from rows, and from real ones with every name replaced."""
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -207,6 +208,18 @@ def found(**rows: Any) -> list[Row]:
 def alarms(**rows: Any) -> list[Row]:
     """Return the incidents above information."""
     return [row for row in found(**rows) if row["severity"] != "info"]
+
+
+def expect(
+    incident: Row, kind: str, severity: str | None = None, *,
+    start: float | None = None, end: float | None = None, **values: Any,
+) -> None:  # fmt: skip
+    """Assert columns of an incident. start, end: in seconds after the start of the capture."""
+    wanted: Row = {"kind": kind, "severity": severity or incident["severity"], **values}
+    for name, second in (("start_time", start), ("end_time", end)):
+        if second is not None:
+            wanted[name] = datetime.fromtimestamp(at(second) / SECOND_US, UTC)
+    assert {name: incident[name] for name in wanted} == wanted
 
 
 def rows(tables: Tables, name: str) -> list[dict[str, Any]]:

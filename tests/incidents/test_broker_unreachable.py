@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.builders.captures import read_packets, write_packets
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.builders.tables import Row, at, connection, exchange, expect, found
 from tests.conftest import CAPTURES
 from tests.incidents.metadata import Leader, leaders_named
 from tests.incidents.recorded import findings, truths
@@ -45,10 +45,7 @@ def test_a_broker_that_was_killed_and_came_back() -> None:
     """The incident has the outage and the lost request, with which it begins."""
     connections = [*KILLED, _worked(2, 16, 60)]
     (outage,) = found(exchanges=[*_traffic(1, 0, 9), LOST], connections=connections)
-    assert (outage["kind"], outage["severity"]) == ("broker_unreachable", "bad")
-    assert outage["subject"] == "10.0.0.9:9092"
-    assert outage["start_time"].timestamp() == at(9.99) / 1e6
-    assert outage["end_time"].timestamp() == at(16) / 1e6
+    expect(outage, "broker_unreachable", "bad", subject="10.0.0.9:9092", start=9.99, end=16)
     assert outage["request_count"] == 1
     assert outage["evidence"]["exchange_ids"] == [503]
 
@@ -134,9 +131,7 @@ def test_a_node_with_two_listeners_is_one_incident_of_its_clients_listener() -> 
         _worked(3, 20, 60, **internal),
     ]
     (outage,) = found(exchanges=_traffic(1, 0, 9), connections=connections)
-    assert outage["subject"] == "10.0.0.9:9092"
-    assert outage["end_time"].timestamp() == at(16) / 1e6
-    assert outage["time_lost_ms"] == 5990
+    expect(outage, "broker_unreachable", subject="10.0.0.9:9092", end=16, time_lost_ms=5990)
     assert "It was back after 5.99 s. 10.0.0.9:9093 of the same machine was" in outage["text"]
     assert "reached after 9.99 s." in outage["text"]
 
@@ -212,8 +207,7 @@ def test_an_advertised_address_that_never_worked() -> None:
     connections = [_worked(1, 0, 60), *[_attempt(10 + n, 1 + n, **wrong) for n in range(4)]]
     broker = {"node_id": 1, "host": "10.0.0.9", "port": 9999, "ip": "10.0.0.9"}
     (address,) = found(exchanges=_traffic(1, 0, 2), connections=connections, brokers=[broker])
-    assert (address["kind"], address["severity"]) == ("advertised_address_unreachable", "bad")
-    assert address["subject"] == "10.0.0.9:9999"
+    expect(address, "advertised_address_unreachable", "bad", subject="10.0.0.9:9999")
 
 
 def _metadata(rows: list[Row], topics: list[dict[str, str]]) -> list[Row]:
@@ -228,8 +222,7 @@ def test_an_advertised_name_that_no_client_can_resolve() -> None:
     rest = {"connections": [_worked(1, 0, 60)], "brokers": [broker]}
     asked = _metadata(rows, [{"name": "orders"}])
     (address,) = found(exchanges=rows, apis__Metadata=asked, **rest)
-    assert address["kind"] == "advertised_address_unreachable"
-    assert address["subject"] == "kafka.internal:9092"
+    expect(address, "advertised_address_unreachable", subject="kafka.internal:9092")
     assert found(exchanges=rows, apis__Metadata=_metadata(rows, []), **rest) == []  # a monitor
     rows.append(exchange(900, at_us=21_000_000, api_name="Produce"))
     assert found(exchanges=rows, apis__Metadata=asked, **rest) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders.tables import START_US, Row, at, connection, exchange, found
+from tests.builders.tables import START_US, Row, connection, exchange, expect, found
 
 
 def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 10**9) -> Row:
@@ -23,8 +23,7 @@ def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 1
 def test_a_step_of_the_clock_is_found(step_s: float, direction: str) -> None:
     """A step of two seconds is an incident with its direction and its size."""
     (step,) = found(**_produced(delays={}, step_s=step_s, step_from=20))
-    assert step["kind"] == "clock_step"
-    assert step["start_time"].timestamp() == pytest.approx(at(1.901) / 1e6)
+    expect(step, "clock_step", start=1.901)
     assert f"went {direction} by 2" in step["text"] or f"went {direction} by 1.9" in step["text"]
 
 
@@ -39,11 +38,9 @@ def test_a_clock_that_steps_all_the_time(sign: int, direction: str) -> None:
         stamp = (START_US + number * 100_000) // 1000
         batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
     (steps,) = found(exchanges=exchanges, record_batches=batches, connections=[connection()])
-    assert steps["kind"] == "clock_step"
     assert f"went {direction} 8 times, by " in steps["text"]
     last = 8 + 2 * 8 if sign > 0 else 0.901
-    assert steps["start_time"].timestamp() == pytest.approx(at(0.901) / 1e6, abs=1e-3)
-    assert steps["end_time"].timestamp() == pytest.approx(at(last) / 1e6, abs=1e-3)
+    expect(steps, "clock_step", start=0.901, end=last)
 
 
 def test_a_producer_that_waits_is_no_step() -> None:
@@ -62,13 +59,8 @@ def test_missing_bytes_are_a_loss_between_two_requests() -> None:
            "byte_count": 500, "direction": "request", "pos": 104 * 3}  # fmt: skip
     counts = {"request_byte_count": 9500, "request_missing_byte_count": 500}
     (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[connection(**counts)])
-    assert (loss["kind"], loss["severity"], loss["subject"]) == (
-        "capture_loss",
-        "bad",
-        "trace.pcap",
-    )
-    assert loss["start_time"].timestamp() == at(2) / 1e6  # the last request before the gap
-    assert loss["end_time"].timestamp() == at(4) / 1e6  # the request in packet 8
+    # from the last request before the gap to the request in packet 8
+    expect(loss, "capture_loss", "bad", subject="trace.pcap", start=2, end=4)
     assert "500 B (5.00 %) are missing in 1 gap of 1 connection" in loss["text"]
 
 
@@ -86,4 +78,4 @@ def test_a_missing_response_is_no_older_than_its_request() -> None:
     counts = {"request_byte_count": 400, "response_byte_count": 600}
     lost = connection(response_missing_byte_count=204, response_gap_count=1, **counts)
     (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[lost])
-    assert loss["start_time"].timestamp() == at(21) / 1e6
+    expect(loss, "capture_loss", start=21)

@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.builders.tables import Row, at, connection, exchange, expect, found
 
 GROUP = "billing"
 
@@ -41,9 +41,7 @@ def test_a_member_that_flaps_makes_a_rebalance_loop() -> None:
         steps += [(start, "join", "flapping"), (start, "rebalance", "flapping")]
         steps += [(start + 1, "leave", "flapping"), (start + 1.2, "rebalance", "steady")]
     (loop,) = found(**_events(*steps))
-    assert (loop["kind"], loop["severity"]) == ("rebalance_loop", "bad")
-    assert loop["subject"] == GROUP
-    assert loop["start_time"].timestamp() == at(10) / 1e6
+    expect(loop, "rebalance_loop", "bad", subject=GROUP, start=10)
     assert "flapping @ 10.0.0.1 ended and joined again 3 times" in loop["text"]
 
 
@@ -61,8 +59,7 @@ def test_a_member_that_crashes_again_and_again() -> None:
         end = {"last_time": at(10 * number + 4), "closed_by": "client"}
         rows["connections"].append(connection(number, close_reason="rst", **end))
     (loop,) = found(**rows)
-    assert loop["kind"] == "rebalance_loop"
-    assert loop["start_time"].timestamp() == at(10) / 1e6
+    expect(loop, "rebalance_loop", start=10)
     assert "crashing @ 10.0.0.1 ended and joined again 4 times" in loop["text"]
     for one in rows["connections"]:
         one["closed_by"] = "broker"  # a broker that restarts makes its members join again
@@ -111,9 +108,7 @@ def test_a_member_that_leaves_after_its_poll_interval() -> None:
         _events((1, "join", "slow"), (6, "leave", "slow"), (9, "join", "slow")), 4000
     )
     (slow,) = found(**rows)
-    assert (slow["kind"], slow["subject"]) == ("member_too_slow", GROUP)
-    assert slow["start_time"].timestamp() == at(6) / 1e6
-    assert slow["end_time"].timestamp() == at(9) / 1e6
+    expect(slow, "member_too_slow", subject=GROUP, start=6, end=9)
     assert "did not poll within 4.00 s" in slow["text"]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.builders.tables import Row, at, connection, exchange, expect, found
 
 
 def _open(number: int, seconds: float = 0, **values: Any) -> Row:
@@ -28,9 +28,7 @@ def test_an_idle_connection_that_was_cut() -> None:
         "exchanges": [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)],
     }
     (cut,) = found(**rows)
-    assert (cut["kind"], cut["severity"]) == ("idle_connection_cut", "bad")
-    assert cut["subject"] == "app @ 10.0.0.1"
-    assert cut["start_time"].timestamp() * SECOND_US == at(55)
+    expect(cut, "idle_connection_cut", "bad", subject="app @ 10.0.0.1", start=55)
     assert "died while idle for 54" in cut["text"]
     del rows["exchanges"][2:]  # the broker sends no response to any client: no cut connection
     assert found(**rows) == []

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, tables
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, expect, tables
 from tests.incidents.metadata import Leader, leaders_named
 
 
@@ -25,8 +25,7 @@ def _found(leaders: list[Leader], errors: tuple[float, ...] = (), **more: Any) -
 def test_a_leader_that_moved() -> None:
     """The first error of the old leader is the start, also before Metadata names the new one."""
     (change,) = _found([(1, 1, 0), (10, 2, 1)], errors=(9.5, 9.7))
-    assert (change["kind"], change["severity"]) == ("leader_change", "info")
-    assert (change["subject"], change["request_count"]) == ("orders-0", 2)
+    expect(change, "leader_change", "info", subject="orders-0", request_count=2)
     assert 0 <= change["start_time"].timestamp() * SECOND_US - at(9.5) <= 1000
     assert "moved from node 1 to 2" in change["text"]
 

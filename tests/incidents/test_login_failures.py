@@ -1,6 +1,6 @@
 """Refused SASL logins: a loop, and a user who mistypes a password."""
 
-from tests.builders.tables import Row, alarms, at, connection, exchange, found
+from tests.builders.tables import Row, alarms, connection, exchange, expect, found
 
 
 def _refused(count: int) -> dict[str, list[Row]]:
@@ -16,9 +16,7 @@ def _refused(count: int) -> dict[str, list[Row]]:
 def test_a_loop_of_refused_logins_is_bad() -> None:
     """Six refused logins in five seconds are one incident of the client."""
     (loop,) = found(**_refused(6))
-    assert (loop["kind"], loop["severity"]) == ("login_failures", "bad")
-    assert loop["subject"] == "app @ 10.0.0.1"
-    assert loop["request_count"] == 6
+    expect(loop, "login_failures", "bad", subject="app @ 10.0.0.1", request_count=6)
     assert "10.0.0.9:9092 refused 6 logins in 5 s of User:alice by PLAIN" in loop["text"]
 
 
@@ -30,8 +28,7 @@ def test_a_refused_login_begins_with_its_handshake() -> None:
     ]
     rows["exchanges"] = handshakes + rows["exchanges"]
     (loop,) = found(**rows)
-    assert loop["start_time"].timestamp() == at(-0.2) / 1e6
-    assert loop["request_count"] == 3
+    expect(loop, "login_failures", start=-0.2, request_count=3)
 
 
 def test_one_refused_login_is_only_information() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.builders.tables import Row, at, connection, exchange, expect, found
 
 _HALF = {"request_segment_count": 9, "request_byte_count": 900}
 _TLS = {"is_kafka": False, "is_tls": True, "protocol": "tls", "request_byte_count": 450}
@@ -22,11 +22,7 @@ _TLS = {"is_kafka": False, "is_tls": True, "protocol": "tls", "request_byte_coun
 def test_connections_that_were_not_read(connections: list[Row], severity: str, text: str) -> None:
     """Each reason is an incident of the capture, with the number of connections."""
     (unread,) = found(connections=connections)
-    assert (unread["kind"], unread["severity"], unread["subject"]) == (
-        "capture_unread",
-        severity,
-        "trace.pcap",
-    )
+    expect(unread, "capture_unread", severity, subject="trace.pcap")
     assert unread["text"].startswith(text)
 
 
@@ -93,10 +89,7 @@ def test_data_that_breaks_the_protocol() -> None:
     broken = {"kind": "malformed", "severity": "error", "connection_id": 1, "exchange_id": 1}
     rows = [broken, broken, broken | {"severity": "info"}]
     (malformed,) = found(exchanges=[exchange(1)], connections=[connection()], anomalies=rows)
-    assert (malformed["kind"], malformed["text"]) == (
-        "malformed_data",
-        "2 serious anomalies: malformed.",
-    )
+    expect(malformed, "malformed_data", text="2 serious anomalies: malformed.")
 
 
 def test_a_group_that_stood_still() -> None:

@@ -1,6 +1,6 @@
 """Requests that take long to arrive, and the signs of TCP for it."""
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, expect, found
 
 
 def _produce(number: int, upload_ms: float) -> Row:
@@ -17,9 +17,7 @@ def test_uploads_into_a_full_receive_window() -> None:
     syns = {"request_syn_seen": True, "response_syn_seen": True, "request_window_scale": 7}
     one = connection(**full, **syns)
     (slow,) = found(connections=[one], exchanges=[_produce(0, 6000), _produce(1, 6000)])
-    assert (slow["kind"], slow["severity"]) == ("slow_upload", "bad")
-    assert (slow["subject"], slow["request_count"]) == ("app @ 10.0.0.1", 2)
-    assert slow["start_time"].timestamp() * SECOND_US == at(0)
+    expect(slow, "slow_upload", "bad", subject="app @ 10.0.0.1", request_count=2, start=0)
     assert "announced a full receive window 5 times, 9.00 s in all" in slow["text"]
     assert "no window scaling" in slow["text"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchange, found
+from tests.builders.tables import Row, alarms, at, connection, exchange, expect, found
 
 
 def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:
@@ -22,9 +22,7 @@ def _requests(count: int, interval_s: float, **values: object) -> dict[str, list
 def test_a_connection_for_each_record() -> None:
     """Forty connections, four a second, each shorter than a second, are a storm."""
     (storm,) = found(connections=_connections(40, 0.25, 0.2))
-    assert (storm["kind"], storm["severity"]) == ("connection_storm", "warn")
-    assert storm["subject"] == "app @ 10.0.0.1"
-    assert storm["start_time"].timestamp() * SECOND_US == at(0)
+    expect(storm, "connection_storm", "warn", subject="app @ 10.0.0.1", start=0)
     assert "opened 40 connections to 10.0.0.9:9092 in 9.75 s, 4.1 a second" in storm["text"]
 
 
@@ -41,9 +39,7 @@ def test_connections_that_are_no_storm(count: int, interval_s: float, length_s: 
 def test_metadata_without_a_pause() -> None:
     """Ten Metadata requests a second for six seconds are a storm."""
     (storm,) = found(**_requests(60, 0.1, api_name="Metadata", client_id="app"))
-    assert (storm["kind"], storm["severity"]) == ("metadata_storm", "warn")
-    assert storm["request_count"] == 60
-    assert storm["start_time"].timestamp() * SECOND_US == at(0)
+    expect(storm, "metadata_storm", "warn", request_count=60, start=0)
 
 
 @pytest.mark.parametrize(("count", "interval_s"), [(17, 0.1), (60, 1), (60, 0.001)])
@@ -65,8 +61,7 @@ _FAILED = {"error_code": 19, "error_name": "NOT_ENOUGH_REPLICAS", "error_codes":
 def test_retries_without_a_pause() -> None:
     """A producer repeats a refused request every 50 ms."""
     (storm,) = found(**_requests(100, 0.05, api_name="Produce", client_id="app", **_FAILED))
-    assert (storm["kind"], storm["severity"]) == ("retry_storm", "bad")
-    assert storm["subject"] == "app @ 10.0.0.1"
+    expect(storm, "retry_storm", "bad", subject="app @ 10.0.0.1")
     assert "sent 100 Produce requests" in storm["text"]
     assert "NOT_ENOUGH_REPLICAS" in storm["text"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchange, found
+from tests.builders.tables import Row, alarms, at, connection, exchange, expect, found
 
 
 def _short(number: int, **values: Any) -> Row:
@@ -19,9 +19,7 @@ def _short(number: int, **values: Any) -> Row:
 def test_tls_on_a_plaintext_port() -> None:
     """The broker closes without a byte: a loop is bad, one attempt is a warning."""
     (loop,) = found(connections=[_short(n) for n in range(5)])
-    assert (loop["kind"], loop["severity"]) == ("tls_failure", "bad")
-    assert loop["subject"] == "10.0.0.9:9092"
-    assert loop["start_time"].timestamp() * SECOND_US == at(0)
+    expect(loop, "tls_failure", "bad", subject="10.0.0.9:9092", start=0)
     assert "its listener speaks no TLS" in loop["text"]
     (once,) = found(connections=[_short(0)])
     assert once["severity"] == "warn"
