@@ -28,11 +28,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kdissect import __version__
-from kdissect.api import Tables, dissect_here, open_tables
+from kdissect.api import Tables, open_tables
 from kdissect.capture.inputs import find_captures
 from kdissect.codec.message_columns import body_type
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.set_run import dissect_here
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import SASL_TOKEN
