@@ -31,7 +31,7 @@ from kdissect.pipeline.brokers import (
     NodeRole,
     SeenBrokers,
 )
-from kdissect.pipeline.task_table import Share, TaskTable, TextMap, text_table
+from kdissect.pipeline.task_table import Share, TaskTable
 from kdissect.pipeline.topic_messages import (
     add_bound,
     add_from_envelopes,
@@ -50,6 +50,7 @@ _TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DE
 _TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
 # bytes of a request header up to the end of its client id: of nearly all, and the most
 _SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
+_TEXTS = pa.schema([("key", pa.string()), ("value", pa.string())])
 
 
 class KnownNames(NamedTuple):
@@ -61,11 +62,16 @@ class KnownNames(NamedTuple):
     def for_tasks(self, share: Share) -> list[TaskTable]:
         """Tables for `of_task`."""
         texts = {"of_id": self.topics.of_id, "id_of": self.topics.id_of, "owners": self.owners}
-        return [share(name, text_table(of)) for name, of in texts.items()]
+        return [
+            share(name, pa.table([[*of.keys()], [*of.values()]], _TEXTS))
+            for name, of in texts.items()
+        ]
 
     @staticmethod
     def of_task(tables: list[TaskTable]) -> KnownNames:
-        of_id, id_of, owners = (TextMap(table.read()) for table in tables)
+        columns = (table.read().columns for table in tables)
+        texts = (dict(zip(*(part.to_pylist() for part in parts), strict=True)) for parts in columns)
+        of_id, id_of, owners = texts
         return KnownNames(TopicNames(of_id, id_of), owners)
 
 

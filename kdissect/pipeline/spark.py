@@ -44,7 +44,7 @@ from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_session import job_errors
 from kdissect.pipeline.step_rows import RUN, RowKind, StepRow
 from kdissect.pipeline.table_writer import ParquetSink
-from kdissect.pipeline.task_table import CLOSURE_BYTES, TaskTable, share_in
+from kdissect.pipeline.task_table import TaskTable, share_in
 from kdissect.step_log import logged_step
 
 ROWS = "key long, kind int, ord long, data binary"
@@ -64,10 +64,9 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
     """Run all stages."""
     began = time.perf_counter()
     summary = RunSummary()
-    packed = zlib.compress(pickle.dumps(plan)) if plan.task_count == 1 else b""
-    if plan.task_count == 1 and len(packed) < CLOSURE_BYTES:
+    if plan.task_count == 1:
         one = spark.range(0, 1, 1, 1).selectExpr("id", "0", "id", "binary('')").toDF(*_SCHEMA.names)
-        whole = _mapped(one, _whole, packed, out, run_id)
+        whole = _mapped(one, _whole, plan, out, run_id)
         summary += _summary(spark, plan, whole, "run")
     else:
         sink = ParquetSink(out, run_id, "run")
@@ -197,10 +196,10 @@ def _analyse(rows: Iterator[StepRow], out: str, run_id: str) -> Iterator[StepRow
         yield RunSummary(files=sink.close()).row()
 
 
-def _whole(rows: Iterator[StepRow], packed: bytes, out: str, run_id: str) -> Iterator[StepRow]:
+def _whole(rows: Iterator[StepRow], plan: RunPlan, out: str, run_id: str) -> Iterator[StepRow]:
     """All steps in one task, for a capture with one split and one slot."""
     for _ in rows:
-        yield local.staged_run(pickle.loads(zlib.decompress(packed)), out, run_id).row()
+        yield local.staged_run(plan, out, run_id).row()
 
 
 def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
