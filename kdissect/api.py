@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.object_store import repeated
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
@@ -494,7 +495,7 @@ def read(
     )  # fmt: skip
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
-    with planned(paths_of(paths), options, spool) as plan:
+    with planned(find_captures(paths_of(paths)), options, spool) as plan:
         summary = local.run(plan, sink)
         timings = {"session_start_s": 0.0, **summary.timings}
         timings["total_s"] = time.perf_counter() - began

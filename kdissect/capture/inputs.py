@@ -19,6 +19,7 @@ import pyarrow as pa
 from kdissect.capture import object_store
 from kdissect.capture.packet_reader import MAGICS, SECTION_MAGIC
 from kdissect.errors import CaptureError
+from kdissect.step_log import logged_step
 
 STDIN = "-"
 UNSEEN = "unseen"  # format of an object whose first bytes were not read yet
@@ -247,10 +248,12 @@ def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
     missing or no capture, if a folder has no captures, or if a glob has no matches.
     """
     files: dict[str, InputFile] = {}
-    for path in paths:
-        for file in _expand(os.fspath(path)):
-            is_here = file.path != STDIN and not object_store.is_remote(file.path)
-            files.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
+    with logged_step("find captures") as counts:
+        for path in paths:
+            for file in _expand(os.fspath(path)):
+                is_here = file.path != STDIN and not object_store.is_remote(file.path)
+                files.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
+        counts["files"] = len(files)
     if not files:
         raise CaptureError("no captures: no path was given")
     return list(files.values())

@@ -15,6 +15,7 @@ import pyarrow as pa
 from kdissect import __version__
 from kdissect.arrays import Ids, Indices
 from kdissect.atomic_file import atomic_write
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
 from kdissect.capture.pcapng import PcapngWriter
 from kdissect.capture.splits import pick
@@ -105,7 +106,7 @@ def extract(
     target = Path(out)
     if target.is_file() and not overwrite:
         raise OutputError(f"{target}: is there already; --overwrite replaces it")
-    with planned(paths, options, spool) as plan:
+    with planned(find_captures(paths), options, spool) as plan:
         chosen = _Chosen(selection)
         local.run(plan, chosen)
         exchanges = _joined(chosen.exchanges)

@@ -60,7 +60,7 @@ from kdissect.capture.inputs import STDIN, InputFile, find_captures
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import Before, Runner, RunPlan, hashed, planned_inputs
+from kdissect.pipeline.plan import Before, Runner, RunPlan, hashed, planned
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import COUNTS, read_state
 from kdissect.pipeline.set_folder import SetFolder
@@ -256,7 +256,7 @@ def planned_append(
 
     Raises ReadAgainError if they begin before the set ends, or have IP fragments or secrets of TLS.
     """
-    with planned_inputs(append.inputs, append.options, spool_dir, in_tasks) as plan:
+    with planned(append.inputs, append.options, spool_dir, in_tasks) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < append.before.known["end_ns"] - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")

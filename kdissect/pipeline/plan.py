@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from kdissect.arrays import Ids, Ints, Rows
 from kdissect.capture.copies import local_path, spooled
-from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_store import is_remote
@@ -246,32 +246,16 @@ TaskPlan = tuple[RunPlan, TaskTable, TaskTable]
 
 @contextmanager
 def planned(
-    paths: Sequence[str | os.PathLike[str]],
-    options: Options,
-    spool_dir: str | None = None,
-    in_tasks: Runner | None = None,
-) -> Iterator[RunPlan]:
-    """The plan of a run over `paths`; copies of captures are deleted when the context ends.
-
-    in_tasks: walks over the captures if they are large, or have to be copied first; without it this
-    process does. Raises CaptureError if a named file is missing or no capture, or no file can be
-    used.
-    """
-    with logged_step("find captures") as counts:
-        inputs = find_captures([os.fspath(path) for path in paths])
-        counts["captures"] = len(inputs)
-    with planned_inputs(inputs, options, spool_dir, in_tasks) as plan:
-        yield plan
-
-
-@contextmanager
-def planned_inputs(
     inputs: list[InputFile],
     options: Options,
     spool_dir: str | None = None,
     in_tasks: Runner | None = None,
 ) -> Iterator[RunPlan]:
-    """Like `planned`, for inputs that were found already."""
+    """The plan of a run over these inputs; copies of captures are deleted when the context ends.
+
+    in_tasks: walks over the captures if they are large, or have to be copied first; without it this
+    process does. Raises CaptureError if none of the inputs is a capture.
+    """
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
         with logged_step("plan", captures=len(inputs)):
             plan = make_plan(inputs, options, folder, in_tasks)

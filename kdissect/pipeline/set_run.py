@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kdissect import __version__
+from kdissect.capture.inputs import find_captures
 from kdissect.pipeline import local
 from kdissect.pipeline.append import (
     AppendPlan,
@@ -73,7 +74,7 @@ class SetRun:
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
         """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
         an existing set are among them."""
-        with planned(paths, options, self.spool, self._in_tasks()) as plan:
+        with planned(find_captures(paths), options, self.spool, self._in_tasks()) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(self.target, options, plan)

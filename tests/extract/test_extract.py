@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import kdissect
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.splits import pick
 from kdissect.extract import extract
@@ -205,7 +206,7 @@ def test_packets_are_picked_where_the_oracle_reads_them(name):
         for packet in read_capture(data).packets
     }  # fmt: skip
     wanted = np.arange(1, len(expected) + 1, 7)
-    with planned([path], Options(split_bytes=20_000)) as plan:
+    with planned(find_captures([path]), Options(split_bytes=20_000)) as plan:
         sources = Sources([str(path)])
         found = {}
         for split in plan.splits:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
@@ -134,7 +135,7 @@ def _pairs(assembly: Assembly) -> list[Any]:
 
 
 def read_whole(path: Path) -> Whole:
-    with planned([path], Options(split_bytes=1 << 30)) as plan:
+    with planned(find_captures([path]), Options(split_bytes=1 << 30)) as plan:
         sources = plan.sources()
     batch = SegmentBatch.concat([scan(split, sources).batch for split in plan.splits])
     batch = SegmentBatch(batch.endpoints, batch.segments[:PACKETS_MAX])

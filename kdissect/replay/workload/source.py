@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.mapped_files import Sources
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
@@ -84,7 +85,7 @@ def load_workload(
             keylog=tuple(os.fspath(path) for path in keylog),
             limits=Limits.of(limits),
         )
-        with planned(texts, options) as plan:
+        with planned(find_captures(texts), options) as plan:
             connections = [
                 connection
                 for _, assembly, sources in local.assemblies(plan)
