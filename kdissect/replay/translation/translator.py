@@ -25,8 +25,16 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay import model
 from kdissect.replay.batches import headers, is_sealed, patch_producer
-from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
-from kdissect.replay.model import DroppedField, Resource, SkipCode, Skipped, Step, Untranslatable
+from kdissect.replay.fields import FieldRef, iter_fields
+from kdissect.replay.model import (
+    DroppedField,
+    Log,
+    Resource,
+    SkipCode,
+    Skipped,
+    Step,
+    Untranslatable,
+)
 from kdissect.replay.translation import learning
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
@@ -186,17 +194,72 @@ def translate(ids: IdMap, step: Step, request: Message) -> None:
     refs = list(iter_fields(request))
     refs.sort(key=lambda ref: ref.kind not in ("generation", "producer-epoch"))
     for ref in refs:
-        if (change := _CHANGES.get(ref.kind)) is not None:
-            found = [change(ids, step, ref, each) for each in ref.values]
-            if ref.kind == "node":  # several of the capture's may be one at the target
-                found = list(dict.fromkeys(found))
-            ref.holder[ref.slot.name] = found if ref.slot.field.is_array else found[0]
+        found = [_changed(ids, step, ref, each) for each in ref.values]
+        if ref.kind == "node":  # several of the capture's may be one at the target
+            found = list(dict.fromkeys(found))
+        ref.holder[ref.slot.name] = found if ref.slot.field.is_array else found[0]
 
 
 # -- by the kind of a field -------------------------------------------------------------------
 
 
-def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
+def _changed(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
+    """The target's value for one of the capture's. Raises Untranslatable."""
+    holder, name, around = ref.holder, ref.slot.name, ref.around
+    match ref.kind:
+        case "topic" | "group" | "transactional-id":
+            return ids.name(ref.kind, value)
+        case "topic-id":
+            return _topic_id(ids, step, value)
+        case "member":
+            return ids.groups.member(around.group, value)
+        case "generation":
+            return ids.groups.generation(around.group, holder.get("member_id") or "", value)
+        case "node":
+            return ids.node(value)
+        case "leader-epoch" if value >= 0:  # -1 at the target if it is unknown there
+            topic, partition = _log(ids, ref)
+            return ids.target.leaders.get((ids.topic(topic), partition), (-1, -1))[1]
+        case "offset":
+            return ids.offsets.to_target(_log(ids, ref), value)
+        case "producer-id" if value >= 0:
+            producer = ids.producers.target(Producer(value, -1))
+            if producer is None and not ref.slot.field.is_array:  # an array is a filter
+                raise _unknown_producer(ids, value)
+            return value if producer is None else producer.producer_id
+        case "producer-epoch":
+            number = holder.get(name.removesuffix("_epoch") + "_id", -1)
+            producer = ids.producers.target(Producer(number, value))
+            return value if producer is None or number < 0 else producer.epoch
+        case "records":
+            return _records(ids, _log(ids, ref), value)
+        case "protocol":
+            return _protocol(ids, step, value)
+        case "resource":
+            word = resource_word(holder)
+            if word.startswith("broker") and value.isascii() and value.isdigit():
+                return str(ids.node(int(value)))
+            return ids.name(word.replace(" ", "-"), value)
+        case "coordinator":
+            kinds = {GROUP_KEY: "group", messages.TRANSACTION_KEY: "transactional-id"}
+            kind = kinds.get(holder.get("key_type", GROUP_KEY))
+            if kind is None:
+                raise Untranslatable(
+                    "only brokers look for the coordinator of a share group's state"
+                )
+            return ids.name(kind, value)
+        case "replicas":
+            return _replicas(ids, step, ref, value)
+        case "opaque":
+            return ids.opaque.get((name, value), value)
+    return value
+
+
+def _log(ids: IdMap, ref: FieldRef) -> tuple[str, int]:
+    return ids.names.name(ref.around.topic, ref.around.topic_id), ref.around.partition
+
+
+def _topic_id(ids: IdMap, step: Step, value: UUID) -> UUID:
     found = ids.topic_id(value)
     if found is not None:
         return found
@@ -204,17 +267,6 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     if value in ids.target.names or value in ids.names.by_id or was_refused:
         return value  # the target's own, or it is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture has the name of topic id {value}")
-
-
-def _producer_id(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
-    if value < 0:
-        return value
-    found = ids.producers.target(Producer(value, -1))
-    if found is None and ref.slot.field.is_array:
-        return value  # a filter
-    if found is None:
-        raise _unknown_producer(ids, value)
-    return found.producer_id
 
 
 def _unknown_producer(ids: IdMap, producer_id: int) -> Untranslatable:
@@ -227,36 +279,8 @@ def _unknown_producer(ids: IdMap, producer_id: int) -> Untranslatable:
     )
 
 
-def _producer_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
-    number = ref.holder.get(ref.slot.name.removesuffix("_epoch") + "_id", -1)
-    found = ids.producers.target(Producer(number, value))
-    return value if found is None or number < 0 else found.epoch
-
-
-def _generation(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
-    member = ref.holder.get("member_id") or ""
-    return ids.groups.generation(ref.around.group, member, value)
-
-
-def _leader_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
-    """The target's leader epoch of the partition; -1 if unknown."""
-    if value < 0:
-        return value
-    name, partition = _log(ids, ref)
-    return ids.target.leaders.get((ids.topic(name), partition), (-1, -1))[1]
-
-
-def _offset(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
-    return ids.offsets.to_target(_log(ids, ref), value)
-
-
-def _log(ids: IdMap, ref: FieldRef) -> tuple[str, int]:
-    return ids.names.name(ref.around.topic, ref.around.topic_id), ref.around.partition
-
-
-def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
+def _records(ids: IdMap, log: Log, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
-    log = _log(ids, ref)
     out: bytearray | None = None
     for header in headers(value):
         if header.magic != 2 or header.producer_id < 0 or header.is_partial:
@@ -278,7 +302,7 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     return value if out is None else bytes(out)
 
 
-def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
+def _protocol(ids: IdMap, step: Step, value: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; other clients of groups have
     other protocols."""
     of = messages.request_body(step.exchange).get("protocol_type", "consumer")
@@ -286,22 +310,6 @@ def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
         return value
     what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
     return with_topics(value, what, ids.topic)
-
-
-def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
-    """The target's name of the resource of an ACL or a config: of a topic, a group and so on."""
-    word = resource_word(ref.holder)
-    if word.startswith("broker") and value.isascii() and value.isdigit():
-        return str(ids.node(int(value)))
-    return ids.name(word.replace(" ", "-"), value)
-
-
-def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
-    key_type = ref.holder.get("key_type", GROUP_KEY)
-    named = {GROUP_KEY: "group", messages.TRANSACTION_KEY: "transactional-id"}.get(key_type)
-    if named is None:
-        raise Untranslatable("only brokers look for the coordinator of a share group's state")
-    return ids.name(named, value)
 
 
 def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
@@ -313,27 +321,6 @@ def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
     if is_other or ref.around.topic in refused:  # whatever was wrong with it stays so
         return value
     return limited(value, len(ids.target.nodes))
-
-
-_CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
-    "topic": lambda ids, step, ref, value: ids.topic(value),
-    "group": lambda ids, step, ref, value: ids.name("group", value),
-    "transactional-id": lambda ids, step, ref, value: ids.name("transactional-id", value),
-    "member": lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
-    "node": lambda ids, step, ref, value: ids.node(value),
-    "opaque": lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),
-    "topic-id": _topic_id,
-    "producer-id": _producer_id,
-    "producer-epoch": _producer_epoch,
-    "generation": _generation,
-    "leader-epoch": _leader_epoch,
-    "offset": _offset,
-    "records": _records,
-    "protocol": _protocol,
-    "resource": _resource,
-    "coordinator": _coordinator,
-    "replicas": _replicas,
-}
 
 
 # -- by API: each takes a captured body and returns it, or another one -----------------------------
