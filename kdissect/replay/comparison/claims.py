@@ -249,9 +249,13 @@ class Claims:
 
     def check(self, state: State, held: set[str]) -> list[Difference]:
         """Findings where the state is not as claimed. held: topics that had records before."""
-        decided = {
-            subject: values for subject, values in self.decided.items() if _is_read(subject, state)
-        }
+        decided = {}
+        for subject, values in self.decided.items():
+            kind, name, *_ = subject
+            part = f"commits of {name}" if kind == "commit" else f"{kind}s"
+            is_there = kind != "config" or ("topic", name) in state.facts
+            if is_there and part not in state.unread:
+                decided[subject] = values
         return [*self._check_logs(state, held), *_differing(state.facts, decided, _BY_ANSWERS)]
 
     def _check_logs(self, state: State, held: set[str]) -> Iterator[Difference]:
@@ -267,13 +271,6 @@ class Claims:
                 wrong = [("a log", "none")]
             for texts in wrong:
                 yield _finding(("log", *log), *texts, _BY_ANSWERS)
-
-
-def _is_read(subject: Subject, state: State) -> bool:
-    """Return whether the part of the state with a subject was read."""
-    kind, name, *_ = subject
-    part = f"commits of {name}" if kind == "commit" else f"{kind}s"
-    return part not in state.unread and (kind != "config" or ("topic", name) in state.facts)
 
 
 def _wrong(

@@ -57,10 +57,6 @@ class RunFacts:
                 if is_final and key in at_last:
                     at_last[key](reply)
 
-    def compare_state(self, state: State, held: set[str]) -> None:
-        """Compare the claims with the state after the run. held: topics that had records before."""
-        self.state, self.findings = state, self.claims.check(state, held)
-
     def in_order(self) -> list[Outcome]:
         """The outcomes in the order in which the answers came."""
         return sorted(self.outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
@@ -123,30 +119,31 @@ class Judge:
         found = decoding(frame, "response", exchange.api_key, version)
         return f"the {whose} cannot be decoded: {found}" if isinstance(found, str) else found
 
-    def _due_ends(self) -> dict[Log, int]:
-        """Where the records end that a reference must not have alone, at its offsets. It may have
-        been asked later than the captured broker, and then has more of them."""
-        if self._reference is None:
-            return {}
-        offsets = self._reference.ids.offsets
-        return {log: offsets.to_target(log, end) for log, end in self._captured_ends.items()}
-
     # -- all answers ----------------------------------------------------------------------------
 
     def judge(self) -> None:
         """Give each outcome its judgement."""
-        facts, ordered = self._facts, self._facts.in_order()
+        facts, ordered, ends = self._facts, self._facts.in_order(), dict[Log, int]()
         judgements = [self._judged(each) for each in ordered]
+        if self._reference is not None:
+            # A reference may have been asked later than the captured broker: then it has more
+            # records, which the target need not have.
+            offsets = self._reference.ids.offsets
+            ends = {log: offsets.to_target(log, end) for log, end in self._captured_ends.items()}
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
             facts.claims.contradictions,
-            facts.logs.compare(self._expected_records, self._to_target, self._due_ends()),
+            facts.logs.compare(self._expected_records, self._to_target, ends),
             facts.logs.contradictions(),
             facts.groups.contradictions(),
         ):
             found[number].append(difference)
         for outcome, judgement in zip(ordered, judgements, strict=True):
-            outcome.judgement = _with(judgement, found[outcome.step.number])
+            known = {each.path for each in judgement.differences if not each.rule}
+            new = [each for each in found[outcome.step.number] if each.path not in known]
+            if new and judgement.verdict not in (Verdict.ERROR, Verdict.SKIPPED):
+                judgement = judgement.with_differences([*judgement.differences, *new])
+            outcome.judgement = judgement
         model.tolerate(ordered, partial(_as_set, facts.claims.set_configs))
 
     def _judged(self, outcome: Outcome) -> Judgement:
@@ -218,15 +215,6 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     if not step.expects_response:
         return Judgement(reason="no response is expected")
     return Judgement(Verdict.ERROR, reason="no answer") if outcome.answer is None else None
-
-
-def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
-    """The judgement with differences that other answers show."""
-    if not more or judgement.verdict in (Verdict.ERROR, Verdict.SKIPPED):
-        return judgement
-    known = {each.path for each in judgement.differences if not each.rule}
-    new = [each for each in more if each.path not in known]
-    return judgement.with_differences([*judgement.differences, *new])
 
 
 def _as_set(configs: Mapping[tuple[str, ...], set[str]], _: str, one: Difference) -> Difference:

@@ -34,7 +34,7 @@ from kdissect.protocol.releases import (
 )
 from kdissect.replay import model
 from kdissect.replay.fields import Match, as_fields
-from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Step, Verdict, tolerate
+from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Verdict, tolerate
 from kdissect.replay.workload.messages import entries, response_body
 
 _SETTINGS_MAX = 4
@@ -135,14 +135,6 @@ class Releases:
     def differ(self) -> bool:
         return bool(_minor(self.captured) and self.now) and self.then != self.now
 
-    def speaking(self, step: Step) -> Iterator[str]:
-        """The releases that speak the version of a request, for people."""
-        key, version = step.exchange.api_key, step.exchange.api_version
-        if accepting := releases_accepting(key, version):
-            ends = accepting[0], accepting[-1]
-            minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in ends)
-            yield f"v{version} is spoken by Kafka {' to '.join(minors)}, of those known"
-
 
 def _minor(releases: tuple[str, ...]) -> str:
     """``3.9``, or ``4.1 or 4.2`` where these offer the same; "" for neither."""
@@ -229,8 +221,11 @@ class Explainer:
             yield words
         if one.note:
             yield one.note
-        if one.place == "api_version":
-            yield from self.releases.speaking(outcome.step)
+        asked = outcome.step.exchange
+        speaking = releases_accepting(asked.api_key, asked.api_version)
+        if one.place == "api_version" and speaking:
+            ends = dict.fromkeys(each.rsplit(".", 1)[0] for each in (speaking[0], speaking[-1]))
+            yield f"v{asked.api_version} is spoken by Kafka {' to '.join(ends)}, of those known"
         if outcome.earlier and one.place.endswith("error_code"):
             took_s = (outcome.answered_ns - outcome.earlier[0].sent_ns) / 1e9
             yield f"still so after {len(outcome.earlier) + 1} tries in {took_s:.1f} s"

@@ -157,7 +157,8 @@ class Normaliser:
             return False
         if rule.kind == "server" and self._keeps_server:
             return False
-        if rule.several_brokers and not self._ids.has_several_brokers:
+        has_one_broker = max(len(self._ids.captured_nodes), len(self._ids.target.nodes)) < 2
+        if rule.several_brokers and has_one_broker:
             return False
         return all(
             name in values and pattern.search(told(values[name])) for name, pattern in rule.where
@@ -174,8 +175,8 @@ class Normaliser:
             key, kind = str(place), None
             if of.key:
                 key, kind = self._element_key(of, inner, each, here)
-            if self._is_foreign(kind, key):
-                continue
+            if kind in self._named and key not in self._named[kind]:
+                continue  # no request names it
             tree = self._struct(inner, each, here)
             if key not in elements or not _merges(elements[key], tree, of.key):
                 elements.add(key, tree)
@@ -208,9 +209,6 @@ class Normaliser:
             named = named or kind
             parts.append(told(value))
         return " ".join(parts), named
-
-    def _is_foreign(self, kind: FieldKind | None, name: str) -> bool:
-        return kind in self._named and name not in self._named[kind]
 
     # -- values ---------------------------------------------------------------------------------
 

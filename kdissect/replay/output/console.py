@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from kdissect.replay.model import ReplayPlan, Verdict
+from kdissect.replay.model import CLASSES, ReplayPlan, SkipCode, Verdict
 from kdissect.replay.output.rows import Results, summary_row
 from kdissect.replay.output.text import rendered, time_text
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
-from kdissect.replay.target.guard import Effects, not_allowed
+from kdissect.replay.target.guard import Effects
 from kdissect.replay.target.state import starting_facts
 from kdissect.text import visible
 
@@ -52,10 +52,12 @@ def print_plan(
     console.print(
         f"Plan for {visible(plan.workload.source)}: {requests}", markup=False, emoji=False
     )
+    missing = Counter[str]()  # steps that --allow would add, by class
     table = Table("API", "class", *_numbers("sent", "skipped"), box=None, pad_edge=False)
     table.add_column("why skipped", overflow="fold")
     for (_, name, step_class), codes in sorted(counts.items()):
-        sent = codes.pop("", 0)
+        sent, not_allowed = codes.pop("", 0), codes[SkipCode.NOT_ALLOWED.value]
+        missing += Counter({step_class: not_allowed})
         why = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
         table.add_row(name, step_class, str(sent or "-"), str(codes.total() or "-"), why)
     console.print(table)
@@ -69,7 +71,7 @@ def print_plan(
         console,
         plan=plan,
         reasons=[f"skipped {n}: {code}: {why}" for (code, why), n in reasons.most_common()],
-        missing=not_allowed(plan),
+        missing={name: missing[name] for name in CLASSES if missing[name]},
         effects=effects,
         needed=Counter(kind for kind, *_ in (starting_facts(plan) if effects else ())),
         pace=pace,

@@ -79,15 +79,11 @@ def texts_of(one: Difference) -> tuple[str, str]:
     """The captured and the answered value."""
     show = _record_text if one.place.startswith(RECORDS) else value_text
     if one.place == SURPLUS:  # nobody knows what these bytes are
-        show = _byte_count
+        show = lambda value: plural(len(value or b""), "byte")  # noqa: E731
     return tuple(
         TEXT if value is not None and value is not ABSENT and one.is_secret else show(value)
         for value in (one.captured, one.answered)
     )  # type: ignore[return-value]
-
-
-def _byte_count(value: bytes | None) -> str:
-    return plural(len(value or b""), "byte")
 
 
 def _record_text(value: Any) -> str:

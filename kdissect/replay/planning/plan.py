@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
@@ -47,7 +46,12 @@ def make_plan(workload: model.Workload, options: model.PlanOptions | None = None
     timed = [
         (at_ns, exchange)
         for connection in workload.connections
-        for at_ns, exchange in zip(_times(connection), connection.exchanges, strict=True)
+        # a request is never sent before the one ahead of it
+        for at_ns, exchange in zip(
+            accumulate((each.request_time_ns for each in connection.exchanges), max),
+            connection.exchanges,
+            strict=True,
+        )
     ]
     timed.sort(key=itemgetter(0))
     start_ns = timed[0][0] if timed else 0
@@ -76,11 +80,6 @@ def make_plan(workload: model.Workload, options: model.PlanOptions | None = None
         plan.lanes[exchange.connection].append(number)
     order_steps(plan, start_ns)
     return plan
-
-
-def _times(connection: model.Connection) -> Iterator[int]:
-    """When each request was sent, never before the one ahead of it."""
-    return accumulate((each.request_time_ns for each in connection.exchanges), max)
 
 
 # -- requests that are not sent -------------------------------------------------------------------

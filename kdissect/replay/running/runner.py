@@ -371,7 +371,10 @@ class Runner:
         except ConnectFailed as error:
             outcome.error = str(error)
             if error.kind == "timeout":
-                self._missed(lane)
+                lane.timeouts += 1
+                self._timeouts += 1
+                if self._timeouts >= GONE_TIMEOUTS:
+                    self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
         if outcome.error or outcome.skipped is not None:
             self.translator.failed(step)
         if before is not None and not before.done():
@@ -423,13 +426,6 @@ class Runner:
         await self._waits.look_up(step)
         await self._members.before_again(step)
         return await self._send_parts(lane, outcome)
-
-    def _missed(self, lane: Lane) -> None:
-        """An answer did not come in time."""
-        self._timeouts += 1
-        lane.timeouts += 1
-        if self._timeouts >= GONE_TIMEOUTS:
-            self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
 
     def _complete(self, outcome: Outcome) -> None:
         self._members.done(outcome)

@@ -255,4 +255,4 @@ async def _read_back(planned: PlannedRun, facts: RunFacts) -> None:
     state = await read_state(target, topics.values(), facts.claims.decided, ids.options)
     target.close()
     held = {captured for name, captured in topics.items() if planned.existing.get(("topic", name))}
-    facts.compare_state(state, held)
+    facts.state, facts.findings = state, facts.claims.check(state, held)

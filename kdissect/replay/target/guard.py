@@ -59,15 +59,6 @@ def parse_allow(values: Iterable[str]) -> frozenset[str]:
     return frozenset(names) & {*model.WRITING_CLASSES, *_BESIDE}
 
 
-def not_allowed(plan: model.ReplayPlan) -> dict[str, int]:
-    """Steps that --allow would add, by class."""
-    counts: dict[str, int] = {}
-    for step in plan.steps:
-        if step.skipped is not None and step.skipped.code is model.SkipCode.NOT_ALLOWED:
-            counts[step.step_class] = counts.get(step.step_class, 0) + 1
-    return {name: counts[name] for name in model.CLASSES if name in counts}
-
-
 def check_address(facts: model.WorkloadFacts, host: str, port: int) -> None:
     """Refuse an address that the capture shows, before anything is sent. Raises OptionError."""
     captured: set[Address] = set(facts.listeners) | set(facts.brokers.values())

@@ -127,11 +127,6 @@ class IdMap:
             return captured
         return sorted(nodes)[self.captured_nodes.index(captured) % len(nodes)]
 
-    @property
-    def has_several_brokers(self) -> bool:
-        """Return whether the capture's cluster or the target has more than one."""
-        return len(self.captured_nodes) > 1 or len(self.target.nodes) > 1
-
     def api_version(self, step: Step) -> int:
         """The version in which a request is sent."""
         exchange = step.exchange
