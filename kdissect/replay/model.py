@@ -268,13 +268,6 @@ class ReplayPlan:
     notes: list[str] = field(default_factory=list)
 
 
-class DroppedField(NamedTuple):
-    """A field of a captured request that the api_version sent lacks. value: not its default."""
-
-    path: str
-    value: object
-
-
 @dataclass(frozen=True)
 class TranslateOptions:
     """How a plan is brought to a target.
@@ -333,7 +326,7 @@ LATENCY, END_STATE = "latency", "end state"  # places of differences that are ab
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two values that differ at a place of a response.
+    """Two values that differ at a place of a response, or of a request in another version.
 
     place: ``responses[].partitions[].error_code``. keys: what stands in the brackets, the names of
     elements: ``("orders", "3")``. captured, answered: values of messages, `ABSENT` for an element
@@ -402,8 +395,9 @@ class Outcome:
     since the run's start; lag_ns: behind its schedule; own_lag_ns: how long it could have been sent
     but was not; -1 if it was not timed. error: why there is no answer, or "".
     node_id: of the target. api_version: in which it was sent.
-    dropped: what the request lacks in that version. earlier: answers that were not final. followed:
-    heartbeats of the replay's own that its member sent after this one.
+    dropped: captured fields, not at their default, that the request lacks in that version.
+    earlier: answers that were not final. followed: heartbeats of the replay's own that its member
+    sent after this one.
     """
 
     step: Step
@@ -415,7 +409,7 @@ class Outcome:
     own_lag_ns: int = -1
     node_id: int | None = None
     api_version: int = -1
-    dropped: Sequence[DroppedField] = ()
+    dropped: Sequence[Difference] = ()
     earlier: Sequence[Attempt] = ()
     followed: Sequence[Attempt] = ()
     error: str = ""

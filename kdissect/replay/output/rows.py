@@ -140,7 +140,7 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
     step, judgement, start_time_ns = outcome.step, outcome.judgement, results.run.start_time_ns
     exchange, root = step.exchange, results.follows.get(step.number)
     was_sent = outcome.sent is not None
-    dropped = [{"path": each.path, "value": text.dropped_text(each)} for each in outcome.dropped]
+    dropped = [{"path": each.path, "value": text.texts_of(each)[0]} for each in outcome.dropped]
     then, now = exchange.latency_ns, outcome.latency_ns
     return {
         "type": "exchange",

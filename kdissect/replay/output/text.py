@@ -7,7 +7,6 @@ Lists on the console end after some lines; files have all.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -22,13 +21,12 @@ from kdissect.codec.redaction import TEXT, is_secret
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay.comparison.logs import RECORDS
 from kdissect.replay.comparison.normal_form import SURPLUS, plain
-from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, Verdict
+from kdissect.replay.model import ABSENT, Difference, Outcome, Verdict
 from kdissect.text import duration, plural
 
 _TEXT_MAX = 200
 _SHOWN_BYTES, _SHOWN_ELEMENTS, _SHOWN_VALUES = 60, 20, 5
 _SHOWN_MAX = 40  # lines of one list on the terminal
-_INDEX = re.compile(r"\[[^\]]*\]")
 
 
 def value_text(value: Any) -> str:
@@ -55,24 +53,12 @@ def value_text(value: Any) -> str:
 
 
 def _element(element: Mapping[str, Any]) -> str:
-    fields = (
-        f"{name}={field_text(name, value, element)}"
-        for name, value in element.items()
-        if not isinstance(value, (dict, list, bytes))
-    )
+    fields = []
+    for name, value in element.items():
+        if not isinstance(value, (dict, list, bytes)):
+            is_hidden = plain(value) is not None and is_secret(name, element)
+            fields.append(f"{name}={TEXT if is_hidden else value_text(value)}")
     return "{" + ", ".join(fields) + "}"
-
-
-def field_text(name: str, value: Any, *holders: Mapping[str, Any]) -> str:
-    """The value of a field, hidden if it is a secret. holders: the structs that have the field."""
-    if plain(value) is not None and any(is_secret(name, holder) for holder in holders or ({},)):
-        return TEXT
-    return value_text(value)
-
-
-def dropped_text(field: DroppedField) -> str:
-    """The value of a field that a request of another version lacks."""
-    return field_text(field.path.rpartition(".")[2], field.value)
 
 
 def texts_of(one: Difference) -> tuple[str, str]:
@@ -161,8 +147,8 @@ def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
     for outcome in outcomes:
         versions = outcome.step.exchange.api_version, outcome.api_version
         for each in outcome.dropped:
-            key = outcome.step.api_name, *versions, _INDEX.sub("[]", each.path)
-            values_of.setdefault(key, Counter())[dropped_text(each)] += 1
+            key = outcome.step.api_name, *versions, each.place
+            values_of.setdefault(key, Counter())[texts_of(each)[0]] += 1
     notes = []
     for (name, was, sent, path), texts in values_of.items():
         said = ", ".join(f"{count} x {text}" for text, count in texts.most_common(_SHOWN_VALUES))

@@ -9,21 +9,24 @@ messages of a format that newer versions no longer take.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.record_batches import decode_record_set
 from kdissect.codec.record_encoder import encode_batch
+from kdissect.codec.redaction import is_secret
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import Layout, layout
-from kdissect.replay.model import DroppedField, Untranslatable
+from kdissect.replay.model import ABSENT, Difference, Untranslatable
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap
 from kdissect.replay.workload.messages import Body, entries
 
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 
-def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
+def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list[Difference]]:
     """The request, with the target's ids already, in another version of its API, and what that
     version has no field for.
 
@@ -31,10 +34,10 @@ def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list
     """
     definition = catalog.api(request.api_key).request
     old, new = (layout(definition, each) for each in (request.api_version, version))
-    body, dropped = request.body, list[DroppedField]()
+    body, dropped = request.body, list[Difference]()
     if request.api_key == ApiKey.PRODUCE:
         body = _produced(body, request.api_version, version)
-    values = _fitted(ids, old, new, body, "", dropped)
+    values = _fitted(ids, old, new, body, Difference("", (), None, ABSENT), dropped)
     header = {
         name: value
         for name, value in request.header.items()
@@ -44,11 +47,12 @@ def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list
 
 
 def _fitted(
-    ids: IdMap, old: Layout, new: Layout, values: Body, path: str, dropped: list[DroppedField]
+    ids: IdMap, old: Layout, new: Layout, values: Body, at: Difference, dropped: list[Difference]
 ) -> Body:
+    """at: the place of the struct."""
     fitted: Body = {}
     for name, value in _identified(ids, new, values).items():
-        where = f"{path}.{name}" if path else name
+        here = replace(at, place=f"{at.place}.{name}".removeprefix("."))
         slot, was = new.by_name.get(name), old.by_name.get(name)
         if slot is None:
             if name == UNKNOWN_TAGS:
@@ -56,24 +60,32 @@ def _fitted(
             else:
                 is_default = was is None or value == was.default()
             if not is_default and value and name not in DROPPABLE:
-                raise Untranslatable(f"version {new.version} cannot say {where}")
+                raise Untranslatable(f"version {new.version} cannot say {here.path}")
             if not is_default:
-                dropped.append(DroppedField(where, value))
+                hidden = is_secret(name, values)
+                dropped.append(replace(here, captured=value, is_secret=hidden))
             continue
         if value is None and not slot.nullable:
             if was is not None and was.default() is not None:
-                raise Untranslatable(f"version {new.version} cannot say that {where} is null")
+                raise Untranslatable(f"version {new.version} cannot say that {here.path} is null")
             continue  # its default says nothing either
         inner = slot.inner
         if inner is not None and value is not None:
             before = was.inner if was is not None and was.inner is not None else inner
             if slot.field.is_array:
                 value = [
-                    _fitted(ids, before, inner, each, f"{where}[{index}]", dropped)
+                    _fitted(
+                        ids,
+                        before,
+                        inner,
+                        each,
+                        replace(here, place=f"{here.place}[]", keys=(*at.keys, str(index))),
+                        dropped,
+                    )
                     for index, each in enumerate(value)
                 ]
             else:
-                value = _fitted(ids, before, inner, value, where, dropped)
+                value = _fitted(ids, before, inner, value, here, dropped)
         fitted[name] = value
     return fitted
 

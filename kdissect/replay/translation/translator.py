@@ -26,15 +26,7 @@ from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay import model
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldRef, iter_fields
-from kdissect.replay.model import (
-    DroppedField,
-    Log,
-    Resource,
-    SkipCode,
-    Skipped,
-    Step,
-    Untranslatable,
-)
+from kdissect.replay.model import Difference, Log, Resource, SkipCode, Skipped, Step, Untranslatable
 from kdissect.replay.translation import learning
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
@@ -55,7 +47,7 @@ class Translator:
 
     def __init__(self, ids: IdMap) -> None:
         self.ids = ids
-        self.dropped: dict[int, list[DroppedField]] = {}
+        self.dropped: dict[int, list[Difference]] = {}
 
     # -- requests -------------------------------------------------------------------------------
 

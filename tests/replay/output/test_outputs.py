@@ -263,7 +263,8 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
     results = made()
     for outcome, value in zip(results.outcomes, (True, True, 7), strict=False):
         outcome.api_version = 2
-        outcome.dropped = [model.DroppedField("groups[1].require_stable", value)]
+        field = model.Difference("groups[].require_stable", ("1",), value, model.ABSENT)
+        outcome.dropped = [field]
     results.notes = dropped_notes(results.outcomes)
     note = (
         "Heartbeat v4 was sent as v2, which has no groups[].require_stable; "

@@ -221,7 +221,8 @@ def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict
     node = {"node_id": 1, "host": "h", "port": 1}
     translator.ids.target.learn_metadata({"brokers": [node], "topics": [topic]})
     frame = translator.request(plan.steps[0])
-    dropped = dict(translator.dropped.get(plan.steps[0].number, ()))
+    lacks = translator.dropped.get(plan.steps[0].number, ())
+    dropped = {each.path: each.captured for each in lacks}
     return frame if isinstance(frame, Skipped) else decode_message(frame, side="request"), dropped
 
 
