@@ -25,6 +25,8 @@ TimesNs = npt.NDArray[np.int64]  # nanoseconds since 1970
 Ids = npt.NDArray[np.int64]  # of captures, connections or exchanges
 Addresses = npt.NDArray[np.uint64]  # of bytes in memory
 Marks = npt.NDArray[np.uint8]  # flags or codes, one for each row of another array
+States = npt.NDArray[np.int8]  # values of an enumeration, one for each row of another array
+Codes = npt.NDArray[np.int16]  # of APIs, versions or errors, as messages have them
 
 
 def _raw(array: Rows) -> Rows:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import Indices, joined, take
+from kdissect.arrays import Indices, Ints, Rows, joined, take
 from kdissect.packing import pack, unpack
 
 # A pair of endpoints, ordered as bytes: (ip_a, port_a) <= (ip_b, port_b). IPv4 is stored as
@@ -69,7 +68,7 @@ COUNTED_BEFORE = 1 << 23
 NOT_COUNTED = FRAGMENT_PART | COUNTED_BEFORE
 
 
-def option_sizes(segments: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def option_sizes(segments: Rows) -> Ints:
     """int64[n]: bytes of TCP options directly before the payload; -1 if they are not available.
 
     Only a SYN's options are available.
@@ -82,8 +81,8 @@ def option_sizes(segments: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 class SegmentBatch:
     """endpoints: ENDPOINTS[n]. segments: SEGMENT[m], in file order within a source."""
 
-    endpoints: npt.NDArray[np.void]
-    segments: npt.NDArray[np.void]
+    endpoints: Rows
+    segments: Rows
 
     def to_bytes(self) -> bytes:
         """Pack the batch for a shuffle."""
@@ -120,9 +119,7 @@ class SegmentBatch:
         )
 
     @staticmethod
-    def numbered(
-        pairs: list[npt.NDArray[np.void]], counts: list[int], segments: npt.NDArray[np.void]
-    ) -> SegmentBatch:
+    def numbered(pairs: list[Rows], counts: list[int], segments: Rows) -> SegmentBatch:
         """One batch from the endpoint pairs and segment counts of several.
 
         segments: of all batches, concatenated; changed in place.
@@ -140,7 +137,7 @@ class SegmentBatch:
         return SegmentBatch(endpoints[first], segments)
 
 
-def _sender_order(segments: npt.NDArray[np.void]) -> Indices:
+def _sender_order(segments: Rows) -> Indices:
     """int64[n]: the segments by endpoints and side, those of one sender in file order."""
     sender = 2 * segments["endpoints"].astype(np.int64) + segments["side"]
     return np.argsort(sender, kind="stable")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
-from numpy.typing import NDArray
 
-from kdissect.arrays import Bools, address_of
+from kdissect.arrays import Array, Bools, Bytes, Indices, Ints, Rows, address_of
 from kdissect.codec.column_kernel import INDICES
 from kdissect.codec.strings import as_text, gathered, uuids
 from kdissect.protocol.column_plan import ColumnPlan, Node, Role
@@ -72,11 +70,11 @@ class Reader:
     strings is no UTF-8.
     """
 
-    def __init__(self, rows: list[NDArray[np.uint8]], buf: NDArray[np.uint8]) -> None:
+    def __init__(self, rows: list[Bytes], buf: Bytes) -> None:
         self.rows = rows
         self.buf = buf
         self.invalid_utf8 = np.zeros(len(rows[0]), np.bool_)
-        self.lineage: list[NDArray[np.int32]] = []  # offsets of the lists around the current level
+        self.lineage: list[Ints] = []  # offsets of the lists around the current level
 
     def struct(self, node: Node, level: int, valid: Bools | None) -> pa.StructArray:
         """A struct from its children's columns; valid: which are there, None: all."""
@@ -98,7 +96,7 @@ class Reader:
             return self.struct(node, level, valid)
         return self._leaf(node, level, valid)
 
-    def values(self, node: Node, level: int, kind: type[np.generic]) -> NDArray[Any]:
+    def values(self, node: Node, level: int, kind: type[np.generic]) -> Array:
         """The values of a column; where it is null, they are undefined."""
         begin = node.at + 1
         chosen = self.rows[level][:, begin : begin + np.dtype(kind).itemsize]
@@ -131,16 +129,14 @@ class Reader:
         stored = _STORED[node.type]
         return pa.array(self.values(node, level, stored), arrow_type(node), mask=~valid)
 
-    def _flag(self, rows: NDArray[np.int64]) -> None:
+    def _flag(self, rows: Indices) -> None:
         """Set invalid_utf8 for the messages that contain these rows of the current level."""
         for offsets in reversed(self.lineage):
             rows = np.searchsorted(offsets, rows, side="right") - 1
         self.invalid_utf8[rows] = True
 
 
-def field_paths(
-    plan: ColumnPlan, pc: NDArray[np.integer[Any]], indices: NDArray[np.integer[Any]]
-) -> pa.StringArray:
+def field_paths(plan: ColumnPlan, pc: Ints, indices: Ints) -> pa.StringArray:
     """The paths of fields, ``topics[2].partitions[0]`` for indices 2, 0; "" if pc is -1.
 
     pc: int[n]. indices: int[n, INDICES], of the arrays around each, from the outermost on.
@@ -158,9 +154,7 @@ def field_paths(
     return pa.concat_arrays(texts).take(pa.array(np.argsort(order)))
 
 
-def unknown_tags(
-    plan: ColumnPlan, buf: NDArray[np.uint8], marks: NDArray[np.void], rows: int
-) -> pa.ListArray:
+def unknown_tags(plan: ColumnPlan, buf: Bytes, marks: Rows, rows: int) -> pa.ListArray:
     """list<struct<path, tag, data>> per message, null if it has no unknown tags.
 
     marks: MARK rows of the messages. path: of the struct with the tag; "" for the body itself,

@@ -11,9 +11,8 @@ from functools import cache
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from kdissect.arrays import Bools, Bytes, Ints
+from kdissect.arrays import Bools, Bytes, Ints, States
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.protocol.column_plan import ColumnPlan, compile_plan
 from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
@@ -74,7 +73,7 @@ class Places:
         return Places(self.buf, self.start + size, self.length - size)
 
 
-def read_uvarints(places: Places, count: int) -> tuple[list[Ints], Ints, NDArray[np.int8]]:
+def read_uvarints(places: Places, count: int) -> tuple[list[Ints], Ints, States]:
     """(`count` unsigned varints of at most 32 bits per value, their total bytes, Status)."""
     size = len(places.start)
     status = np.zeros(size, np.int8)
@@ -121,7 +120,7 @@ class DecodedStructs:
     definition: Definition
     version: Ints
     is_null: Bools
-    status: NDArray[np.int8]
+    status: States
     columns: MessageColumns
 
     def detail(self, row: int) -> str:

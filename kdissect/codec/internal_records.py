@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from kdissect.arrays import Bools
+from kdissect.arrays import Bools, Codes
 from kdissect.codec.embedded_structs import (
     DecodedStructs,
     Ints,
@@ -58,9 +57,9 @@ class InternalColumns:
 
     name: str
     rows: Ints
-    key_version: NDArray[np.int16] | None
-    value_version: NDArray[np.int16]
-    has_value: NDArray[np.bool_]
+    key_version: Codes | None
+    value_version: Codes
+    has_value: Bools
     key: pa.StructArray | None
     value: pa.StructArray
     value_unknown_tags: pa.ListArray

@@ -21,10 +21,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools
 from kdissect.codec.message import decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.nested_columns import with_fields, with_values
@@ -176,7 +176,7 @@ def hide_tags(tags: pa.ListArray) -> pa.ListArray:
     return with_values(tags, with_fields(entries, {"data": _hidden(entries.field("data"))}))
 
 
-def secret_rows(column: pa.StructArray) -> npt.NDArray[np.bool_]:
+def secret_rows(column: pa.StructArray) -> Bools:
     """bool[n]: rows whose struct itself has a secret, not one within its lists and structs."""
     found = np.zeros(len(column), np.bool_)
     for name in SECRET_FIELDS.intersection(column.type.names):
@@ -204,18 +204,18 @@ def _is_config(kind: pa.StructType) -> bool:
     )
 
 
-def sensitive_configs(entries: pa.StructArray) -> npt.NDArray[np.bool_]:
+def sensitive_configs(entries: pa.StructArray) -> Bools:
     """bool[n]: entries whose value is a secret, by the broker's flag or by their name."""
     names = entries.field(_NAME).dictionary_encode()
     by_name = np.array([is_sensitive_name(each or "") for each in names.dictionary.to_pylist()])
     codes = names.indices.fill_null(len(by_name)).to_numpy(zero_copy_only=False)
-    found: npt.NDArray[np.bool_] = np.append(by_name, False).astype(np.bool_)[codes]
+    found: Bools = np.append(by_name, False).astype(np.bool_)[codes]
     if entries.type.get_field_index(_FLAG) >= 0:
         found = found | entries.field(_FLAG).fill_null(False).to_numpy(zero_copy_only=False)
     return found
 
 
-def _hidden(values: pa.Array, chosen: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def _hidden(values: pa.Array, chosen: Bools | None = None) -> pa.Array:
     """The values with [redacted] for those chosen (default: all) that are not null."""
     is_hidden = values.is_valid()
     if chosen is not None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bytes, Ints, Positions, Rows
 from kdissect.tcp.measurements import TcpFacts, no_facts
 from kdissect.tls.handshake import TlsFacts
 
@@ -181,9 +181,9 @@ class Carried:
     from the packet at file_pos[i] (int64) of their capture.
     """
 
-    data: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    start: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    file_pos: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    data: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
+    start: Positions = field(default_factory=lambda: np.zeros(0, np.int64))
+    file_pos: Positions = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,12 @@ class Assembly:
     of the connections' segments.
     """
 
-    endpoints: npt.NDArray[np.void]  # capture.segments.ENDPOINTS
-    connections: npt.NDArray[np.void]  # CONNECTION
-    exchanges: npt.NDArray[np.void]  # EXCHANGE, by connection, then in order of the first byte
-    extents: npt.NDArray[np.void]  # EXTENT
-    anomalies: npt.NDArray[np.void]  # ANOMALY
-    duplicate_packets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    endpoints: Rows  # capture.segments.ENDPOINTS
+    connections: Rows  # CONNECTION
+    exchanges: Rows  # EXCHANGE, by connection, then in order of the first byte
+    extents: Rows  # EXTENT
+    anomalies: Rows  # ANOMALY
+    duplicate_packets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     tls: dict[int, TlsFacts] = field(default_factory=dict)
     carried: Carried = field(default_factory=Carried)
     tcp: TcpFacts = field(default_factory=lambda: no_facts(0))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools, Indices
 from kdissect.errors import QueryError
 from kdissect.interrupts import interrupts
 from kdissect.kafka.assembly import Assembly
@@ -141,7 +141,7 @@ class Selection:
         """The columns of `exchanges` that `of_table` reads; None for all."""
         return list(_READ) if self.where is None else None
 
-    def of_index(self, assembly: Assembly) -> npt.NDArray[np.int64]:
+    def of_index(self, assembly: Assembly) -> Indices:
         """Rows of the assembly's exchanges that may pass, before anything is decoded.
 
         This only saves decoding: `of_table` makes the final choice.
@@ -167,7 +167,7 @@ class Selection:
             kept &= self.of_connections(connections)[exchanges["connection"]]
         return np.flatnonzero(kept)
 
-    def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
+    def of_table(self, table: pa.Table) -> Indices | None:
         """int64[n]: rows of `exchanges` that pass; None for all. Raises QueryError."""
         masks = list(self._masks(table))
         rows = np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
@@ -177,7 +177,7 @@ class Selection:
             rows = chosen if rows is None else rows[chosen]
         return rows
 
-    def _masks(self, table: pa.Table) -> Iterator[npt.NDArray[np.bool_]]:
+    def _masks(self, table: pa.Table) -> Iterator[Bools]:
         if self.exchanges:
             yield _is_in(table["exchange_id"], self.exchanges)
         if self.hosts or self.connections:
@@ -202,7 +202,7 @@ class Selection:
         if self.topics:
             yield bools(any_like(table["topics"], self.topics))
 
-    def of_connections(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+    def of_connections(self, table: pa.Table) -> Bools:
         """bool[n]: rows of `connections` or `exchanges` that pass `hosts` and `connections`."""
         kept = np.ones(table.num_rows, np.bool_)
         if self.hosts:
@@ -219,7 +219,7 @@ class Selection:
             kept &= named
         return kept
 
-    def _by_address(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+    def _by_address(self, table: pa.Table) -> Bools:
         """bool[n]: exchanges whose client has one of the given addresses, or addresses and
         ports."""
         matches = np.zeros(table.num_rows, np.bool_)
@@ -249,11 +249,11 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.string())
 
 
-def _is_in(column: pa.ChunkedArray, values: Collection[int | str | None]) -> npt.NDArray[np.bool_]:
+def _is_in(column: pa.ChunkedArray, values: Collection[int | str | None]) -> Bools:
     return bools(pc.is_in(column, value_set=pa.array(values, column.type)))
 
 
-def _is_end(table: pa.Table, end: str, name: ConnectionName) -> npt.NDArray[np.bool_]:
+def _is_end(table: pa.Table, end: str, name: ConnectionName) -> Bools:
     assert name.address is not None
     is_address = bools(pc.equal(_text(table[f"{end}_ip"]), ip_text(name.address)))
     return is_address & bools(pc.equal(table[f"{end}_port"], name.port))
@@ -276,7 +276,7 @@ class Where:
         self._connection.execute("SET TimeZone='UTC'")
         self._connection.execute("SET lock_configuration=true")
 
-    def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+    def rows(self, table: pa.Table) -> Indices:
         """int64[n]: rows for which the expression is true. Raises QueryError."""
         number = pa.array(np.arange(table.num_rows, dtype=np.int64))
         numbered = table.append_column("_row", number)

@@ -47,8 +47,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kdissect.arrays import Bytes, Indices, Ints, Rows
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
@@ -219,13 +219,13 @@ class ColumnPlan:
 
     header: Node
     body: Node
-    program: NDArray[np.void]
-    entries: NDArray[np.int64]
-    templates: NDArray[np.uint8]
+    program: Rows
+    entries: Indices
+    templates: Bytes
     first_version: int
     paths: list[str]
-    indices: NDArray[np.int64]
-    row_size: NDArray[np.int64]
+    indices: Ints
+    row_size: Ints
     header_size: int
     depth: int
 
@@ -374,7 +374,7 @@ class _Compiler:
                 default = int.from_bytes(struct_module.pack(">d", default), "big")
             self.preset(node, int(default), WIDTH[kind])
 
-    def program(self) -> NDArray[np.void]:
+    def program(self) -> Rows:
         """INSTRUCTION rows."""
         rows = [tuple(words.get(word, 0) for word in _WORDS) for words in self.instructions]
         return np.array(rows, INSTRUCTION)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.arrays import Indices, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.decode import decoded_chunks, write_chunks
@@ -136,9 +136,7 @@ class Exchanges:
             connections = _connections(assembly, table["connection_id"])
             yield Listed(table, frames, tables, connections)
 
-    def _tables(
-        self, assembly: Assembly, sources: Sources, rows: npt.NDArray[np.int64]
-    ) -> dict[str, pa.Table]:
+    def _tables(self, assembly: Assembly, sources: Sources, rows: Indices) -> dict[str, pa.Table]:
         """The tables of some exchanges; `exchanges` in their order."""
         parts: dict[str, list[pa.Table]] = {}
 
@@ -175,7 +173,7 @@ def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Tabl
     return tcp_table(assembly.connections[rows], assembly.tcp.take(rows))
 
 
-def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def _by_completion(exchanges: Rows) -> Indices:
     """The order of the last bytes; where there is no response, of the request's."""
     request, response = exchanges["request"], exchanges["response"]
     time = np.where(response["size"] >= 0, response["end_time_ns"], request["end_time_ns"])

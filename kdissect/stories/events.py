@@ -15,7 +15,6 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -199,10 +198,10 @@ class Collector:
                     yield Packed(key, number, packed(name, chosen.slice(start, step)))
                     number += 1
 
-    def _keys(self, name: str, table: pa.Table) -> npt.NDArray[np.int64]:
+    def _keys(self, name: str, table: pa.Table) -> Ints:
         encoded = table[_KEY[name]].combine_chunks().dictionary_encode()
         hashes = [crc32(str(value).encode()) for value in encoded.dictionary.to_pylist()]
-        keys: npt.NDArray[np.int64] = np.array(hashes, np.int64)[encoded.indices] % self.key_count
+        keys: Ints = np.array(hashes, np.int64)[encoded.indices] % self.key_count
         return keys
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Ints
+from kdissect.arrays import Bools, Ints
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE
 from kdissect.stories.events import begins, event_table, flattened, place
@@ -101,18 +100,18 @@ def _seen(messages: MessageChunk, rows: Ints, broker: Ints, session: Ints, epoch
     return _events(messages, rows[last], Ask.SEEN, session[last], epoch[last])
 
 
-def _changing(some: pa.StructArray, broker: Ints, epoch: Ints) -> npt.NDArray[np.bool_]:
+def _changing(some: pa.StructArray, broker: Ints, epoch: Ints) -> Bools:
     """bool per Fetch: its session forgets a partition in this chunk, or starts again."""
     forgets = pc.list_value_length(some.field("forgotten_topics_data"))
     moves = pc.fill_null(pc.greater(forgets, 0), False).to_numpy(zero_copy_only=False)
     moves = moves | (epoch == _FULL)
-    result: npt.NDArray[np.bool_] = np.isin(broker, broker[moves])
+    result: Bools = np.isin(broker, broker[moves])
     return result
 
 
 def _again(
-    broker: Ints, row: Ints, names: pa.Array, partitions: pa.Array, changing: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+    broker: Ints, row: Ints, names: pa.Array, partitions: pa.Array, changing: Bools
+) -> Bools:
     """bool per requested partition: the same session requested it earlier in this chunk."""
     key = codes(pa.array(broker[row]), names, partitions)
     _, first = np.unique(key, return_index=True)

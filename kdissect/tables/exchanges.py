@@ -6,10 +6,9 @@ from enum import IntEnum
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Ints, Rows
+from kdissect.arrays import Bools, Ints, Rows, States
 from kdissect.codec import record_kernel as rk
 from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
@@ -25,7 +24,7 @@ from kdissect.tables.schemas import EXCHANGES, Column, table_of
 _TOKEN_KEY = -2  # among api keys
 
 
-def worse(status: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+def worse(status: States) -> States:
     """decode_status of exchanges: the worse side, absent only if both are."""
     present = np.where(status == DecodeStatus.ABSENT, -1, status)
     worst = present.max(axis=1)
@@ -150,7 +149,7 @@ def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
     return np.asarray(latency - queued, np.int64), _are_pairs(exchanges) & (queued >= 0)
 
 
-def _confidence(version_source: npt.NDArray[np.int8], inferred: Ints) -> Ints:
+def _confidence(version_source: States, inferred: Ints) -> Ints:
     """The confidence of inferred versions; 1 of others, 0 of unknown ones."""
     known = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
     return np.where(version_source == VersionSource.INFERRED, inferred, known)
@@ -217,7 +216,7 @@ class Wait(IntEnum):
 
 def _waits(
     exchanges: Rows, service_ms: Ints, is_known: Bools, is_decoded: Bools, marks: ChunkMarks
-) -> npt.NDArray[np.int8]:
+) -> States:
     """Wait int8[n] of the EXCHANGE rows of a chunk; without meaning if a side is missing.
 
     service_ms: float64[n]. is_known: bool[n], whether it is. is_decoded: bool[n], both messages

@@ -12,18 +12,19 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import (
     Bools,
     Bytes,
+    Codes,
     Ids,
     Indices,
     Ints,
     Positions,
     Rows,
+    States,
     by_value,
     in_order_of_time,
     take,
@@ -94,13 +95,13 @@ class FrameBuffer:
 
     assembly: Assembly
     exchanges: Rows
-    api_key: npt.NDArray[np.int16]
-    api_version: npt.NDArray[np.int16]
+    api_key: Codes
+    api_version: Codes
     connection_ids: Ids
     buf: Bytes
     start: Positions
     end: Positions
-    response_version: npt.NDArray[np.int16]
+    response_version: Codes
     _readable: dict[int, dict[int, Indices]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -147,7 +148,7 @@ class FrameBuffer:
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
         self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
 
-    def versions(self, side: int) -> npt.NDArray[np.int16]:
+    def versions(self, side: int) -> Codes:
         """int16[n]: api_version to decode that side of each exchange with."""
         return self.response_version if side == RESPONSE else self.api_version
 
@@ -269,8 +270,8 @@ class MessageChunk:
 
     frames: FrameBuffer
     capture_ids: Ids
-    status: npt.NDArray[np.int8]
-    version_source: npt.NDArray[np.int8]
+    status: States
+    version_source: States
     decoded: dict[tuple[int, int], DecodedMessages]
     marks: ChunkMarks
     topic_names: TopicNames
@@ -300,7 +301,7 @@ class MessageChunk:
         return np.append(self.capture_ids, 0)[self.exchanges[SIDES[side]]["source"]]
 
     @property
-    def error_code(self) -> npt.NDArray[np.int16]:
+    def error_code(self) -> Codes:
         """The first non-zero code in the response of each row, otherwise 0."""
         return self.marks.error_columns[0]
 
@@ -375,7 +376,7 @@ def decode_messages(
     )
 
 
-def _status_by_version(frames: FrameBuffer) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+def _status_by_version(frames: FrameBuffer) -> tuple[States, States]:
     """(DecodeStatus[n, 2] before decoding, VersionSource[n])."""
     exchanges = frames.exchanges
     has_api = np.isin(frames.api_key, sorted(catalog.apis()))

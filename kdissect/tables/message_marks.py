@@ -10,10 +10,9 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, by_value, joined
+from kdissect.arrays import Bools, Bytes, Codes, Indices, Ints, Rows, by_value, joined
 from kdissect.codec.column_kernel import MARK
 from kdissect.codec.record_batches import first_batch
 from kdissect.protocol.api_keys import ApiKey
@@ -78,7 +77,7 @@ class ChunkMarks:
         return rows[first], marks[first]
 
     @cached_property
-    def error_columns(self) -> tuple[npt.NDArray[np.int16], pa.Array]:
+    def error_columns(self) -> tuple[Codes, pa.Array]:
         """(error_code: the first non-zero code in wire order; error_codes: list of all distinct
         non-zero codes, ascending)."""
         code = np.zeros(self.row_count, np.int16)
@@ -145,7 +144,7 @@ class ChunkMarks:
         """PARTITION_MARK rows of record sets, also of empty ones."""
         return self.by_partition(Role.RECORDS)
 
-    def record_sets(self, api_key: npt.NDArray[np.int16]) -> tuple[Rows, Ints]:
+    def record_sets(self, api_key: Codes) -> tuple[Rows, Ints]:
         """(PARTITION_MARK rows of the record sets that are not empty, bytes before the first batch
         of each).
 

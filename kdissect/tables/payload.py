@@ -13,10 +13,10 @@ import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_hexdigest
 
+from kdissect.arrays import Marks
 from kdissect.codec.embedded_structs import Places
 from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.tables.schemas import decoded_fields
@@ -128,6 +128,6 @@ def schema_ids(column: pa.Array) -> pa.Array:
     """Ids in the Schema Registry's wire format (byte 0, int32 id); null for other values."""
     places = Places.of(column)
     value, there = places.int32(1)
-    first: npt.NDArray[np.uint8] = np.ones(len(column), np.uint8)
+    first: Marks = np.ones(len(column), np.uint8)
     first[there] = places.buf[places.start[there]]
     return pa.array(value.astype(np.int32), pa.int32(), mask=first != _MAGIC_BYTE)

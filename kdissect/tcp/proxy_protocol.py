@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bools
 from kdissect.capture.segments import MAPPED
 from kdissect.tcp.byte_ranges import Pieces, first_bytes, read_bytes
 from kdissect.tcp.reassembly import Streams
@@ -108,9 +108,7 @@ def _parse_2(data: bytes, available: int) -> ProxyHeader | None:
     return ProxyHeader(size, (source if ip_size == 16 else MAPPED + source, port))
 
 
-def remove_headers(
-    streams: Streams, is_resumed: npt.NDArray[np.bool_]
-) -> dict[int, tuple[HeaderFault, int]]:
+def remove_headers(streams: Streams, is_resumed: Bools) -> dict[int, tuple[HeaderFault, int]]:
     """Move position 0 of proxied streams after their headers, and add the clients to the facts.
 
     is_resumed: connections whose streams begin later. Returns (fault, segment) of malformed headers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Rows
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.tls.handshake import TlsFacts
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session
@@ -39,7 +39,7 @@ class OpenedStream:
     after the last opened record.
     """
 
-    table: npt.NDArray[np.void]
+    table: Rows
     lost: list[tuple[int, int, int]]
     start: tuple[int, RecordPoint] | None = None
     after: tuple[int, RecordPoint] | None = None
