@@ -66,7 +66,7 @@ def next_rows(window: AssembledWindow, progress: Progress) -> Rows:
     facts = window.streams.facts
     rows["tcp"], rows["tcp_sides"] = facts.connections, facts.sides.reshape(-1, 2)
     rows["earlier"] = _earlier(window, progress)
-    rows["may_begin_until"], rows["due"] = progress.begin_until, progress.due
+    rows["may_begin_until"], rows["due"] = progress.settled.begin_until, progress.due
     return rows
 
 
@@ -129,7 +129,7 @@ def _carried_counts(window: AssembledWindow, progress: Progress) -> dict[str, In
         captured = before[first + column["extent_count"]] - before[first] + 4
         np.add.at(framed, frames.stream[rows], captured)
     unframed = byte_count - framed
-    for number, opened in progress.opened:
+    for number, opened in progress.settled.opened:
         text, pos = opened.table, int(progress.pos[number])
         inside = text["pos"] + text["length"] - np.maximum(text["pos"], pos)
         lost = sum(size for place, size, _ in opened.lost if place >= start[number])
@@ -166,7 +166,7 @@ def carried_segments(window: AssembledWindow, progress: Progress) -> Rows:
     has_bytes = resumes & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
     is_end = resumes & ((flags & (FIN | RST)) != 0)  # as a segment without bytes
     # and the last acknowledgement of bytes that are missing
-    lacks = progress.has_gap | (window.sides["end"] > window.ends)
+    lacks = progress.settled.has_gap | (window.sides["end"] > window.ends)
     acks = np.flatnonzero(resumes & ((flags & ACK) != 0) & lacks[stream ^ 1])
     last_ack = np.full(2 * len(window), -1)
     np.maximum.at(last_ack, stream[acks], acks)

@@ -17,6 +17,7 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.assembled_window import AssembledWindow
 from kdissect.resume.open_connection import NEVER, is_resumed
 from kdissect.tcp.columns import NO_ACK
+from kdissect.tls.plaintext import OpenedStream
 from kdissect.tls.session import RecordPoint
 
 _SECOND_NS = 1_000_000_000
@@ -55,23 +56,42 @@ class Patience:
         return Patience(late_ns, NO_POSITION, late_ns, NO_POSITION, late_ns, begin_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What no packet after a window can change.
+
+    By stream: limit, the position up to which bytes are settled. has_gap: one that may still be
+    filled. opened: the numbers of decrypted streams of Kafka connections that continue, with their
+    plaintext.
+
+    By connection: is_given_up: it is stuck, and was read before, has many bytes here, or has no gap
+    that can be filled any more. begin_until: a late capture may bring its first bytes until then
+    (ns); may_begin: that time is not over. until: when it changes without new packets (ns), or
+    NEVER.
+    """
+
+    limit: Ints
+    has_gap: Bools
+    opened: list[tuple[int, OpenedStream]]
+    is_given_up: Bools
+    begin_until: Ints
+    may_begin: Bools
+    until: Ints
+
+
 class Progress:
     """How far a window brings its connections.
 
-    is_done: bool[exchanges], the complete ones; of a connection, they come before all others, and
-    so do their frames in both streams.
+    settled: what no later packet changes. is_done: bool[exchanges], the complete ones; of a
+    connection, they come before all others, and so do their frames in both streams.
 
-    By stream: limit, the position up to which bytes are settled. has_gap: one that may still be
-    filled. pos: where the next window begins, after the last complete frame; in plaintext, if the
-    stream is decrypted. carried: the same in the TCP stream, which may begin with a part of a TLS
-    record before. is_boundary: a frame begins there. opened: the numbers of decrypted streams of
-    Kafka connections that continue, with their plaintext. points: where their decryption resumes.
+    By stream: pos, where the next window begins, after the last complete frame; in plaintext, if
+    the stream is decrypted. carried: the same in the TCP stream, which may begin with a part of a
+    TLS record before. is_boundary: a frame begins there. points: where decryption resumes.
 
-    By connection: protocol after the window, as in OPEN. is_given_up: it is stuck, and was read
-    before, has many bytes here, or has no gap that can be filled any more. is_over: no more packets
-    come that change its exchanges. is_gone: nothing is kept of it. has_secret: its open exchanges
-    have a message that must not be carried. is_limited: a limit ends the search for Kafka.
-    begin_until: a late capture may bring its first bytes until then (ns). due: when it changes
+    By connection: protocol after the window, as in OPEN. is_over: no more packets come that change
+    its exchanges. is_gone: nothing is kept of it. has_secret: its open exchanges have a message
+    that must not be carried. is_limited: a limit ends the search for Kafka. due: when it changes
     without new packets (ns), or NEVER.
     """
 
@@ -87,132 +107,155 @@ class Progress:
         """now: time in ns up to which packets have come. is_forced: bool[connections], it ends
         here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens
         must not either. has_key_logs: secrets of TLS may come a little later than its records."""
-        self._settle(window, patience, now)
-        is_closed = window.is_closed & (window.last_time + patience.closed_ns <= now)
-        self.is_over = ~window.is_last | is_forced | is_closed
-        self._complete(window)
-        exchanges = window.assembly.exchanges
-        is_secret = np.isin(exchanges["api_key"], list(secret_apis))
-        is_secret |= (exchanges["is_sasl_token"] != 0) & bool(secret_apis)
-        connection = window.connection_of[is_secret & ~self.is_done]
-        self.has_secret = np.zeros(len(window), np.bool_)
-        self.has_secret[connection] = ~window.is_tls[connection]
+        self.settled = settled = _settled(window, patience, now)
+        closes = window.last_time + patience.closed_ns
+        is_over = ~window.is_last | is_forced | (window.is_closed & (closes <= now))
+        self.is_done, open_from, is_confirmed = _completed(window, settled, is_over)
+        self.has_secret = _has_secret(window, self.is_done, secret_apis)
         if self.has_secret.any():
-            self.is_over |= self.has_secret
-            self._complete(window)
-        self._decide(window, has_key_logs)
-        self._resume(window)
-        forgotten = window.last_time + max(FORGOTTEN_NS, patience.closed_ns)
-        self.is_gone = is_forced | self.has_secret | (self.is_over & (forgotten <= now))
-        due = np.where(window.is_closed, window.last_time + patience.closed_ns, self._until)
-        self.due = np.where(self.is_over, forgotten, np.minimum(due, self._until))
-
-    def _settle(self, window: AssembledWindow, patience: Patience, now: int) -> None:
-        """Find what may still come at the time `now`."""
-        self.begin_until = window.before["may_begin_until"].copy()
-        is_new = self.begin_until == NEVER
-        first_time = window.assembly.connections["first_time_ns"]
-        self.begin_until[is_new] = first_time[is_new] + patience.begin_ns
-        has_syn = (window.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
-        is_looking = window.earlier_protocol == Protocol.NONE
-        self._may_begin = (self.begin_until > now) & ~has_syn & is_looking
-        self._until = np.where(self._may_begin, self.begin_until, NEVER)
-        self.limit = window.ends.copy()
-        is_searched = (window.sides["gap_count"] > 0) & np.repeat(window.is_kafka, 2)
-        for stream in np.flatnonzero(is_searched).tolist():
-            self.limit[stream], when = _first_gap(window, stream, patience, now)
-            self._until[stream >> 1] = min(self._until[stream >> 1], when)
-        self.has_gap = self.limit < window.ends
-        was_kafka = window.earlier_protocol == Protocol.KAFKA
-        # no packet can come with which the rest could be decrypted
-        is_late = ~self.has_gap.reshape(-1, 2).any(axis=1)
-        is_late |= was_kafka | (window.captured > LOOKED_AT_MAX)
-        self.is_given_up = window.is_stuck & is_late
-        self.opened = [
-            (2 * row + side, stream)
-            for row, opened in window.tls.opened.items()
-            if window.is_kafka[row] and not self.is_given_up[row]
-            for side, stream in enumerate(opened)
-        ]
-        for stream, opened in self.opened:
-            is_whole = not self.has_gap[stream]
-            settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
-            self.limit[stream] = settled
-
-    def _complete(self, window: AssembledWindow) -> None:
-        """Find the complete exchanges, and the connections that are Kafka's beyond doubt."""
-        exchanges, connection = window.assembly.exchanges, window.connection_of
-        requests, responses = window.frames
-        ends_here = (self.is_over | self.is_given_up)[connection]
-        is_settled = [
-            ~frames.has | (frames.end <= self.limit[frames.stream]) | ends_here
-            for frames in window.frames
-        ]
-        is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~responses.has
-        is_answered = requests.has & responses.has & is_settled[REQUEST] & is_settled[RESPONSE]
-        done = ends_here | is_answered | (is_silent & is_settled[REQUEST])
-        # without a request: the next frame confirms it, and no gap may still bring the request
-        is_followed = responses.end + CONFIRMING_BYTES <= self.limit[responses.stream]
-        is_alone = ~requests.has & is_settled[RESPONSE]
-        done |= is_alone & is_followed & ~self.has_gap[requests.stream]
-        # without a response: it is lost, or too many later requests were answered
-        waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
-        last, index = np.full(len(window), -1), np.arange(len(connection))
-        np.maximum.at(last, connection[is_answered], index[is_answered])
-        done |= waiting & window.is_lost & (index < last[connection])
-        # of a connection without captured responses, all requests count
-        was_framed = window.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
-        has_response = was_framed | (window.sides["has_data"] != 0)
-        is_one_way = ~has_response[responses.stream]
-        np.maximum.at(last, connection[is_one_way], index[is_one_way])
-        done |= waiting & (index + PASSED_MAX <= last[connection])
-
-        confirmed = (window.earlier_protocol != Protocol.NONE) | self.is_over
-        confirmed[connection[is_answered]] = True
-        confirmed |= np.bincount(connection[done], minlength=len(window)) >= CONFIRMED_BY
-        confirmed &= (~window.is_stuck | self.is_given_up) & ~self._may_begin | self.is_over
-        self._is_confirmed = confirmed
-        self.is_done, self._open_from = _before_open_ones(window, done & confirmed[connection])
-
-    def _decide(self, window: AssembledWindow, has_key_logs: bool) -> None:
-        """Find the protocol of each connection."""
-        before = window.earlier_protocol
-        is_decided = np.isin(window.assembly.connections["protocol"], _DECIDED_AT_ONCE)
-        most = np.where(window.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
-        ends = is_decided | (window.captured > most) | (before == Protocol.OTHER)
-        self.protocol: Ints = np.where(ends, Protocol.OTHER, Protocol.NONE)
-        is_kafka = np.where(self._is_confirmed, Protocol.KAFKA, Protocol.NONE)
-        self.protocol[window.is_kafka] = is_kafka[window.is_kafka]
-        self.protocol[self.is_given_up | self.is_over] = Protocol.OTHER
-        self.is_limited = (
-            (self.protocol == Protocol.OTHER) & (before != Protocol.OTHER) & ~self.is_over
+            is_over |= self.has_secret
+            self.is_done, open_from, is_confirmed = _completed(window, settled, is_over)
+        self.is_over = is_over
+        self.protocol, self.is_limited = _protocols(
+            window, settled, is_over, is_confirmed, has_key_logs
         )
-        self.is_limited &= ~is_decided & ~(window.is_unread_tls & (before != Protocol.KAFKA))
+        self.pos, self.is_boundary = _resumed(
+            window, settled, self.is_done, open_from, self.protocol
+        )
+        self.carried, self.points = self.pos.copy(), dict[int, RecordPoint]()
+        for number, stream in settled.opened:
+            if stream.can_resume and self.protocol[number >> 1] == Protocol.KAFKA:
+                self.carried[number], self.points[number] = stream.point(int(self.pos[number]))
+        forgotten = window.last_time + max(FORGOTTEN_NS, patience.closed_ns)
+        self.is_gone = is_forced | self.has_secret | (is_over & (forgotten <= now))
+        due = np.minimum(np.where(window.is_closed, closes, NEVER), settled.until)
+        self.due = np.where(is_over, forgotten, due)
 
-    def _resume(self, window: AssembledWindow) -> None:
-        """Find where each stream resumes: after its complete frames."""
-        self.pos = np.zeros(2 * len(window), np.int64)
-        for frames in window.frames:
-            rows = frames.has & self.is_done
-            np.maximum.at(self.pos, frames.stream[rows], frames.end[rows])
-        was_boundary = window.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
-        begins = np.repeat(is_resumed(window.before), 2)
-        begins_there = np.where(begins, was_boundary, window.sides["has_syn"] != 0)
-        self.is_boundary = begins_there | (self.pos > 0)
-        # a search that finds nothing does not go over all of it again
-        is_lost = (self._open_from == NO_POSITION) & (self.limit - self.pos > TAIL_MAX)
-        is_read = np.repeat(self.protocol == Protocol.KAFKA, 2)
-        is_lost &= is_read
-        self.pos[is_lost] = self.limit[is_lost] - TAIL_KEPT
-        self.is_boundary[is_lost] = False
-        # of other connections no byte is read any more
-        is_unread = np.repeat(self.protocol == Protocol.OTHER, 2)
-        self.pos[is_unread] = window.ends[is_unread]
-        self.carried = self.pos.copy()
-        self.points: dict[int, RecordPoint] = {}
-        for stream, opened in self.opened:
-            if opened.can_resume and is_read[stream]:
-                self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
+
+def _settled(window: AssembledWindow, patience: Patience, now: int) -> Settled:
+    """Find what may still come at the time `now`."""
+    begin_until = window.before["may_begin_until"].copy()
+    is_new = begin_until == NEVER
+    first_time = window.assembly.connections["first_time_ns"]
+    begin_until[is_new] = first_time[is_new] + patience.begin_ns
+    has_syn = (window.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
+    is_looking = window.earlier_protocol == Protocol.NONE
+    may_begin = (begin_until > now) & ~has_syn & is_looking
+    until = np.where(may_begin, begin_until, NEVER)
+    limit = window.ends.copy()
+    is_searched = (window.sides["gap_count"] > 0) & np.repeat(window.is_kafka, 2)
+    for stream in np.flatnonzero(is_searched).tolist():
+        limit[stream], when = _first_gap(window, stream, patience, now)
+        until[stream >> 1] = min(until[stream >> 1], when)
+    has_gap = limit < window.ends
+    was_kafka = window.earlier_protocol == Protocol.KAFKA
+    # no packet can come with which the rest could be decrypted
+    is_late = ~has_gap.reshape(-1, 2).any(axis=1)
+    is_late |= was_kafka | (window.captured > LOOKED_AT_MAX)
+    is_given_up = window.is_stuck & is_late
+    opened = [
+        (2 * row + side, stream)
+        for row, streams in window.tls.opened.items()
+        if window.is_kafka[row] and not is_given_up[row]
+        for side, stream in enumerate(streams)
+    ]
+    for number, text in opened:
+        limit[number] = text.settled(int(limit[number])) if has_gap[number] else text.end
+    return Settled(limit, has_gap, opened, is_given_up, begin_until, may_begin, until)
+
+
+def _completed(
+    window: AssembledWindow, settled: Settled, is_over: Bools
+) -> tuple[Bools, Ints, Bools]:
+    """(the complete exchanges; by stream, where the first frame of any other exchange begins, or
+    NO_POSITION; the connections that are Kafka's beyond doubt, if they look like it)."""
+    exchanges, connection = window.assembly.exchanges, window.connection_of
+    requests, responses = window.frames
+    ends_here = (is_over | settled.is_given_up)[connection]
+    is_settled = [
+        ~frames.has | (frames.end <= settled.limit[frames.stream]) | ends_here
+        for frames in window.frames
+    ]
+    is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~responses.has
+    is_answered = requests.has & responses.has & is_settled[REQUEST] & is_settled[RESPONSE]
+    done = ends_here | is_answered | (is_silent & is_settled[REQUEST])
+    # without a request: the next frame confirms it, and no gap may still bring the request
+    is_followed = responses.end + CONFIRMING_BYTES <= settled.limit[responses.stream]
+    is_alone = ~requests.has & is_settled[RESPONSE]
+    done |= is_alone & is_followed & ~settled.has_gap[requests.stream]
+    # without a response: it is lost, or too many later requests were answered
+    waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
+    last, index = np.full(len(window), -1), np.arange(len(connection))
+    np.maximum.at(last, connection[is_answered], index[is_answered])
+    done |= waiting & window.is_lost & (index < last[connection])
+    # of a connection without captured responses, all requests count
+    was_framed = window.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
+    has_response = was_framed | (window.sides["has_data"] != 0)
+    is_one_way = ~has_response[responses.stream]
+    np.maximum.at(last, connection[is_one_way], index[is_one_way])
+    done |= waiting & (index + PASSED_MAX <= last[connection])
+
+    confirmed = (window.earlier_protocol != Protocol.NONE) | is_over
+    confirmed[connection[is_answered]] = True
+    confirmed |= np.bincount(connection[done], minlength=len(window)) >= CONFIRMED_BY
+    confirmed &= (~window.is_stuck | settled.is_given_up) & ~settled.may_begin | is_over
+    is_done, open_from = _before_open_ones(window, done & confirmed[connection])
+    return is_done, open_from, confirmed
+
+
+def _has_secret(window: AssembledWindow, is_done: Bools, secret_apis: Set[int]) -> Bools:
+    """bool[connections]: in plaintext, with a message in an open exchange that is not carried."""
+    exchanges = window.assembly.exchanges
+    is_secret = np.isin(exchanges["api_key"], list(secret_apis))
+    is_secret |= (exchanges["is_sasl_token"] != 0) & bool(secret_apis)
+    connection = window.connection_of[is_secret & ~is_done]
+    has_secret = np.zeros(len(window), np.bool_)
+    has_secret[connection] = ~window.is_tls[connection]
+    return has_secret
+
+
+def _protocols(
+    window: AssembledWindow,
+    settled: Settled,
+    is_over: Bools,
+    is_confirmed: Bools,
+    has_key_logs: bool,
+) -> tuple[Ints, Bools]:
+    """By connection: (its protocol after the window, whether a limit ends the search)."""
+    before = window.earlier_protocol
+    is_decided = np.isin(window.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+    most = np.where(window.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
+    ends = is_decided | (window.captured > most) | (before == Protocol.OTHER)
+    protocol: Ints = np.where(ends, Protocol.OTHER, Protocol.NONE)
+    is_kafka = np.where(is_confirmed, Protocol.KAFKA, Protocol.NONE)
+    protocol[window.is_kafka] = is_kafka[window.is_kafka]
+    protocol[settled.is_given_up | is_over] = Protocol.OTHER
+    is_limited = (protocol == Protocol.OTHER) & (before != Protocol.OTHER) & ~is_over
+    is_limited &= ~is_decided & ~(window.is_unread_tls & (before != Protocol.KAFKA))
+    return protocol, is_limited
+
+
+def _resumed(
+    window: AssembledWindow, settled: Settled, is_done: Bools, open_from: Ints, protocol: Ints
+) -> tuple[Ints, Bools]:
+    """By stream: (where it resumes, after its complete frames; whether a frame begins there)."""
+    pos = np.zeros(2 * len(window), np.int64)
+    for frames in window.frames:
+        rows = frames.has & is_done
+        np.maximum.at(pos, frames.stream[rows], frames.end[rows])
+    was_boundary = window.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
+    begins = np.repeat(is_resumed(window.before), 2)
+    begins_there = np.where(begins, was_boundary, window.sides["has_syn"] != 0)
+    is_boundary = begins_there | (pos > 0)
+    # a search that finds nothing does not go over all of it again
+    is_lost = (open_from == NO_POSITION) & (settled.limit - pos > TAIL_MAX)
+    is_lost &= np.repeat(protocol == Protocol.KAFKA, 2)
+    pos[is_lost] = settled.limit[is_lost] - TAIL_KEPT
+    is_boundary[is_lost] = False
+    # of other connections no byte is read any more
+    is_unread = np.repeat(protocol == Protocol.OTHER, 2)
+    pos[is_unread] = window.ends[is_unread]
+    return pos, is_boundary
 
 
 def _first_gap(
