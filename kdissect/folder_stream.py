@@ -45,7 +45,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from kdissect.arrays import Array, Bytes, Ids, Rows
 from kdissect.capture.inputs import listed
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
-from kdissect.capture.segments import ENDPOINTS, OPTIONS_MASK, OPTIONS_SHIFT, SEGMENT, SegmentBatch
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.capture.windows import Window, WindowReader
 from kdissect.codec.redaction import secret_apis
 from kdissect.datasource import schema_of
@@ -227,7 +227,7 @@ def _bucket_rows(window: Window, path: str, options: Options) -> Batches:
     for number in np.unique(bucket).tolist():
         segments = batch.segments[bucket == number]
         # options of SYNs, which are before the payload, are not needed
-        segments["ip_id"] &= ~np.uint32(OPTIONS_MASK << OPTIONS_SHIFT)
+        segments["option_words"] = 0
         data = payload(segments, window.sources)
         time_ns = int(segments["time_ns"].max())
         yield _row(number, time_ns, path, batch.endpoints, segments, data)

@@ -18,7 +18,7 @@ the end, they are a second copy of the datagram, which reassembly recognises as 
 through tunnels, because the fragmented packet is often the outer one of a tunnel. The payload then
 consists of byte ranges in several fragments. Each becomes a segment of its own with the sequence
 number of its first byte. Reassembly joins them like all others. So every byte keeps its packet and
-time, and a lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`, because
+time, and a lost fragment is a gap. All but the first are marked FRAGMENT_PART, because
 their segment is counted already. So are all rows of an incomplete datagram, which is no TCP packet
 for Wireshark either. A complete datagram counts in the packet that completed it; its other
 fragments are ignored packets with the reason `ip_fragment`.
@@ -365,7 +365,7 @@ class _Joiner:
         rows["ack"], rows["window"], rows["side"] = ack, window, side
         rows["endpoints"] = self.endpoints.setdefault(pair, len(self.endpoints))
         rows["ip_id"] = (head.ip_id or key.identification) & 0xFFFF
-        rows["ip_id"][int(is_whole) :] |= FRAGMENT_PART
+        rows["marks"][int(is_whole) :] = FRAGMENT_PART
         for number, (fragment, row) in enumerate(zip(inside, rows, strict=True)):
             start, stop = max(fragment.at, begin), min(fragment.end, end)
             skipped = start - fragment.at

@@ -26,14 +26,7 @@ from kdissect.capture.link_layers import (
 )
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import STEP_END, STEP_PACKET, STEP_ROOM_NEEDED, Reading, step
-from kdissect.capture.segments import (
-    ENDPOINTS,
-    NO_HEADER,
-    OPTIONS_SHIFT,
-    SEGMENT,
-    SYN,
-    SegmentBatch,
-)
+from kdissect.capture.segments import ENDPOINTS, NO_HEADER, SEGMENT, SYN, SegmentBatch
 from kdissect.capture.splits import Split
 from kdissect.jit import inlined, kernel, read_i64, read_u8, read_u16, read_u32
 
@@ -212,7 +205,8 @@ def _scan_packets(
         # without a TCP header only the endpoints are known
         if headers["tcp_header"] == 0:
             row["pos"] = tcp
-            row["ip_id"] = headers["ip_id"] | NO_HEADER
+            row["ip_id"] = headers["ip_id"]
+            row["marks"] = NO_HEADER
             continue
         payload = tcp + headers["tcp_header"]
         row["pos"] = payload
@@ -220,14 +214,13 @@ def _scan_packets(
         row["ack"] = read_u32(buf, tcp + 8)
         row["captured"] = max(headers["end"] - payload, 0)
         row["length"] = headers["wire_end"] - payload
-        identification = headers["ip_id"]
+        row["ip_id"] = headers["ip_id"]
         # IPv6 has no identification in its header; TCP's timestamps distinguish copies instead
         if headers["is_ipv6"]:
-            identification = _of_timestamps(buf, tcp + 20, min(payload, headers["end"]))
+            row["ip_id"] = _of_timestamps(buf, tcp + 20, min(payload, headers["end"]))
         flags = read_u8(buf, tcp + 13)
         if flags & SYN and payload <= headers["end"]:
-            identification |= ((headers["tcp_header"] >> 2) - 4) << OPTIONS_SHIFT
-        row["ip_id"] = identification
+            row["option_words"] = (headers["tcp_header"] >> 2) - 4
         row["flags"] = flags
         row["window"] = read_u16(buf, tcp + 14)
 

@@ -40,7 +40,11 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),  # 16 bits of it (for IPv6 of TCP's timestamps), and marks (below)
+        ("ip_id", "<u2"),  # for IPv6, 16 bits of TCP's timestamps
+        ("marks", "u1"),  # FRAGMENT_PART, NO_HEADER, COUNTED_BEFORE
+        # of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
+        # source; 0 if they are cut, or if the SYN came in IP fragments
+        ("option_words", "u1"),
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),
@@ -50,21 +54,25 @@ SEGMENT = np.dtype(
 # Packed batches have some fields as they follow in the file, the others by sender, and those that
 # grow as differences: so most bytes are those of the row before.
 _IN_FILE = ["time_ns", "pos", "packet", "source", "endpoints", "side"]
-_BY_SENDER = ["seq", "ack", "captured", "length", "ip_id", "flags", "window"]
+_BY_SENDER = [
+    "seq",
+    "ack",
+    "captured",
+    "length",
+    "ip_id",
+    "marks",
+    "option_words",
+    "flags",
+    "window",
+]
 _KINDS = [np.dtype([(name, SEGMENT[name]) for name in names]) for names in (_IN_FILE, _BY_SENDER)]
 _GROWING = ("time_ns", "pos", "packet"), ("seq", "ack")
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
-# In ip_id: bytes of an IP fragment that are not counted as a segment (see `ip_fragments`).
-FRAGMENT_PART = 1 << 16
-# In ip_id: the segment's TCP header is cut or malformed; only its endpoints are known.
-NO_HEADER = 1 << 17
-# In ip_id of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
-# source. 0 if they are cut, or if the SYN came in IP fragments.
-OPTIONS_SHIFT, OPTIONS_MASK = 19, 15
-# In ip_id: an earlier window counted the segment (see `resume.carry`).
-COUNTED_BEFORE = 1 << 23
+FRAGMENT_PART = 1  # bytes of an IP fragment that are not counted as a segment (`ip_fragments`)
+NO_HEADER = 2  # the segment's TCP header is cut or malformed; only its endpoints are known
+COUNTED_BEFORE = 4  # an earlier window counted the segment (`resume.carry`)
 NOT_COUNTED = FRAGMENT_PART | COUNTED_BEFORE
 
 
@@ -73,8 +81,8 @@ def option_sizes(segments: Rows) -> Ints:
 
     Only a SYN's options are available.
     """
-    words = (segments["ip_id"] >> OPTIONS_SHIFT) & OPTIONS_MASK
-    return 4 * words.astype(np.int64) - np.where(words > 0, 4, 1)
+    words = segments["option_words"].astype(np.int64)
+    return 4 * words - np.where(words > 0, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)

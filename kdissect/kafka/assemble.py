@@ -137,7 +137,7 @@ def assemble_streams(
     _count_bytes(table, streams, plain, frames)
     exchanges = pairs.exchanges(table["connection_id"], streams.segments, known, scratch)
     extents = written.array()
-    second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
+    second = (streams.mark == DUPLICATE) & ((streams.segments["marks"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
     assembly = Assembly(
         endpoints,

@@ -170,7 +170,7 @@ def follow(batch: SegmentBatch, limit: int) -> tuple[SegmentBatch, dict[int, int
     is_followed[order[:limit]] = True
     kept = is_followed[pair]
     gone = segments[~kept]
-    counted = gone["source"][gone["ip_id"] & FRAGMENT_PART == 0]
+    counted = gone["source"][gone["marks"] & FRAGMENT_PART == 0]
     sources, packets = np.unique(counted, return_counts=True)
     left = segments[kept]
     left["endpoints"] = (np.cumsum(is_followed) - 1)[left["endpoints"]]

@@ -319,7 +319,7 @@ def _openings(states: Rows) -> Rows:
     answers = ~is_client & (peer != NO_NUMBER)
     made["ack"][answers] = peer[answers]
     made["flags"][answers] |= ACK
-    made["endpoints"], made["side"], made["ip_id"] = number, side, COUNTED_BEFORE
+    made["endpoints"], made["side"], made["marks"] = number, side, COUNTED_BEFORE
     return made[np.lexsort((~is_client, number))]
 
 
@@ -330,7 +330,7 @@ def _late_count(window: AssembledWindow) -> int:
     start, connection = window.seq_of_start[window.segment_stream], window.segment_stream >> 1
     number = segments["seq"].astype(np.int64) + ((segments["flags"] & SYN) != 0)
     pos = ((number - start + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-    is_late = resumed[connection] & (segments["ip_id"] & COUNTED_BEFORE == 0)
+    is_late = resumed[connection] & (segments["marks"] & COUNTED_BEFORE == 0)
     is_late &= (
         (window.streams.mark == 0) & (segments["length"] > 0) & (start != NO_NUMBER) & (pos < 0)
     )

@@ -183,7 +183,7 @@ def carried_segments(window: AssembledWindow, progress: Progress) -> Rows:
     kept["captured"] = np.where(keeps_bytes, np.maximum(captured - cut, 0), 0)
     kept["length"] -= cut.astype(np.int32)
     kept["endpoints"] = connection[rows]
-    kept["ip_id"] |= COUNTED_BEFORE
+    kept["marks"] |= COUNTED_BEFORE
     kept["pos"] += np.minimum(cut, captured)
     return kept
 

@@ -180,7 +180,7 @@ def _add_options(
     """Set the facts from the options of SYNs, of each side the last ones."""
     rows = np.flatnonzero(segments["flags"] & SYN)
     # a SYN that earlier windows counted has lost its options
-    is_new = (segments["ip_id"][rows] & COUNTED_BEFORE) == 0
+    is_new = (segments["marks"][rows] & COUNTED_BEFORE) == 0
     rows = rows[is_new & (mark[rows] != DUPLICATE)]
     syns = take(segments, rows)
     sizes = option_sizes(syns)
@@ -263,12 +263,12 @@ def _walk(
                 counts[at] += before[next_before]["count"]
                 next_before += 1
         s = segments[row]
-        if s["ip_id"] & COUNTED_BEFORE:
+        if s["marks"] & COUNTED_BEFORE:
             continue
         c = connections[which]
         if c["active_time"] == NO_TIME:
             c["active_time"] = s["time_ns"]
-        if s["ip_id"] & NO_HEADER:
+        if s["marks"] & NO_HEADER:
             continue
         side = int64(s["side"])
         own, peer = sides[2 * which + side], sides[2 * which + 1 - side]
@@ -288,7 +288,7 @@ def _follow(s: Struct, is_outside: bool, c: Struct, own: Struct, peer: Struct) -
     """
     flags, time, length = int64(s["flags"]), int64(s["time_ns"]), int64(s["length"])
     side = int64(s["side"])
-    is_part = s["ip_id"] & FRAGMENT_PART != 0
+    is_part = s["marks"] & FRAGMENT_PART != 0
     begin = int64(s["seq"])
     if flags & SYN:
         begin = (begin + 1) & 0xFFFFFFFF

@@ -218,7 +218,7 @@ def _lay_run(laying: Laying, stream: int, rows: Indices, highest: int, is_first:
         # first stay, and a segment with such bytes counts as retransmitted.
         is_back = (index > 0 or not is_first or place < 0) and place < highest
         captured = int64(segments[row]["captured"])
-        counted = 0 if segments[row]["ip_id"] & NOT_COUNTED else 1
+        counted = 0 if segments[row]["marks"] & NOT_COUNTED else 1
         if won[index] < captured or (is_back and captured == 0):
             side["retransmitted_count"] += counted
             pos, differing = _conflict(

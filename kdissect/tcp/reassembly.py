@@ -229,7 +229,9 @@ def _same_packet(segments: Rows, address: Addresses, one: int, two: int, window_
     if (
         a["seq"] != b["seq"]
         or a["ack"] != b["ack"]
-        or (int64(a["ip_id"]) ^ int64(b["ip_id"])) & ~COUNTED_BEFORE
+        or a["ip_id"] != b["ip_id"]
+        or a["option_words"] != b["option_words"]
+        or (int64(a["marks"]) ^ int64(b["marks"])) & ~COUNTED_BEFORE
         or a["flags"] != b["flags"]
         or a["side"] != b["side"]
         or a["length"] != b["length"]
@@ -276,7 +278,7 @@ def _begin_table(segments: Rows, mark: Marks, first: int, row: int, table: Ints)
     table[:] = -1
     mask = len(table) - 1
     for other in range(first, row):
-        if mark[other] == DUPLICATE or segments[other]["ip_id"] & NO_HEADER:
+        if mark[other] == DUPLICATE or segments[other]["marks"] & NO_HEADER:
             continue
         home = mask & _home_of(segments, other)
         for step in range(PROBES_MAX):
@@ -291,7 +293,7 @@ def _home_of(segments: Rows, row: int) -> int:
     """A hash of the fields that copies of a packet share."""
     s = segments[row]
     mixed = int64(s["seq"]) * 0x2545F491 ^ int64(s["ack"]) * 0x1F83D9AB
-    mixed ^= ((int64(s["ip_id"]) & ~COUNTED_BEFORE) + int64(s["flags"]) * 65537) * 0x19B4B79C
+    mixed ^= (int64(s["ip_id"]) + int64(s["flags"]) * 65537) * 0x19B4B79C
     mixed += int64(s["side"])
     mixed ^= mixed >> 31
     mixed ^= mixed >> 15
@@ -371,7 +373,7 @@ def _split_connections(
         is_open = False
         closed = 0  # bit 0, 1: that side sent a FIN; both bits also after an RST
         for row in range(start, stop):
-            if segments[row]["ip_id"] & NO_HEADER:
+            if segments[row]["marks"] & NO_HEADER:
                 if not is_open:
                     count += 1
                     is_open = True
@@ -474,7 +476,7 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
         which = int64(connection[row])
         c = connections[which]
         own = sides[2 * which + side]
-        counted = 0 if s["ip_id"] & NOT_COUNTED else 1
+        counted = 0 if s["marks"] & NOT_COUNTED else 1
         if mark[row] == DUPLICATE:
             own["duplicate_count"] += counted
             continue

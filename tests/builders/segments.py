@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.segments import ENDPOINTS, OPTIONS_SHIFT, SEGMENT, SegmentBatch
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from tests.oracles.link_layers import scan_capture
 from tests.oracles.segments import Segment
 
-_FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
+_FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "marks", "window", "length")
 
 
 def in_memory(*contents: bytes) -> Sources:
@@ -27,7 +27,7 @@ def batch_of(segments: Sequence[Segment], first: int = 0) -> tuple[SegmentBatch,
             rows[name][number] = getattr(segment, name)
         if segment.is_syn and segment.options is not None:
             data += segment.options
-            rows["ip_id"][number] |= (len(segment.options) // 4 + 1) << OPTIONS_SHIFT
+            rows["option_words"][number] = len(segment.options) // 4 + 1
         rows["pos"][number], rows["captured"][number] = len(data), len(segment.payload)
         rows["packet"][number] = first + number + 1
         data += segment.payload

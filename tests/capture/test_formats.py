@@ -42,7 +42,7 @@ def check_like_oracle(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> 
     if has_error:
         assert (info.error_pos, info.error_packet) == (reading.pos, reading.number + 1)
     # the oracle knows no fragments; damage makes some, whose bytes are rows of their own
-    found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
+    found = [row for row in segments_of(results) if not row.marks & FRAGMENT_PART]
     assert found == segments
     assert ignored_of(results) == ignored
     assert sum(result.packet_count for result in results) == info.packet_count

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kdissect.capture.segments import NO_HEADER, OPTIONS_SHIFT
+from kdissect.capture.segments import NO_HEADER
 from tests.oracles.packets import Packet, read_capture
 
 MAPPED = bytes(10) + bytes(2 * [255])  # before an IPv4 address in IPv6's form (RFC 4291, 2.5.5.2)
@@ -251,6 +251,8 @@ class Segment(NamedTuple):
     length: int
     endpoints: tuple[bytes, int, bytes, int, int]
     ip_id: int
+    marks: int
+    option_words: int
     flags: int
     side: int
     window: int
@@ -286,21 +288,19 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
     if not at.tcp_header:
         return Segment(
             packet.time_ns, packet.data_pos + at.pos, packet.number, 0, 0, 0, 0,
-            (*a, *b, at.network), at.ip_id | NO_HEADER, 0, side, 0,
+            (*a, *b, at.network), at.ip_id, NO_HEADER, 0, 0, side, 0,
         )  # fmt: skip
     seq, ack, flags = struct.unpack_from(">IIxB", content, at.pos + 4)
     (window,) = struct.unpack_from(">H", content, at.pos + 14)
-    marks = 0
     payload = at.pos + at.tcp_header
-    if flags & SYN and payload <= at.end:
-        marks |= (at.tcp_header // 4 - 4) << OPTIONS_SHIFT
+    has_options = flags & SYN and payload <= at.end
     ip_id = at.ip_id
     if at.is_ipv6:
         ip_id = of_timestamps(content[at.pos + 20 : min(payload, at.end)])
     return Segment(
         packet.time_ns, packet.data_pos + payload, packet.number, seq, ack,
         max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network),
-        ip_id | marks, flags, side, window,
+        ip_id, 0, at.tcp_header // 4 - 4 if has_options else 0, flags, side, window,
     )  # fmt: skip
 
 

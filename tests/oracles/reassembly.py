@@ -47,7 +47,7 @@ class Stream:
 def is_copy(one: Segment, two: Segment, window_ns: int) -> bool:
     """Whether two segments are the same packet, captured twice."""
     size = min(len(one.payload), len(two.payload))
-    same = ("side", "flags", "seq", "ack", "ip_id", "window", "length")
+    same = ("side", "flags", "seq", "ack", "ip_id", "marks", "option_size", "window", "length")
     return (
         all(getattr(one, name) == getattr(two, name) for name in same)
         and abs(one.time_ns - two.time_ns) <= window_ns
@@ -86,7 +86,7 @@ def reassemble(
     firsts: list[int] = []  # segments that are no copies
     closed = 0
     for row, segment in enumerate(segments):
-        if segment.ip_id & NO_HEADER:
+        if segment.marks & NO_HEADER:
             if not connections:
                 connections.append([Side(), Side()])
             belongs.append(len(connections) - 1)

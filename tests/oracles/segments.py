@@ -26,10 +26,15 @@ class Segment:
     length: int
     payload: bytes = b""
     options: bytes | None = None
+    marks: int = 0
 
     @property
     def is_syn(self) -> bool:
         return bool(self.flags & SYN)
+
+    @property
+    def option_size(self) -> int:
+        return len(self.options) if self.is_syn and self.options is not None else -1
 
     @property
     def is_answer(self) -> bool:
@@ -48,4 +53,4 @@ class Segment:
     @property
     def counted(self) -> int:
         """0 for a part of a segment that is counted already."""
-        return 0 if self.ip_id & FRAGMENT_PART else 1
+        return 0 if self.marks & FRAGMENT_PART else 1

@@ -68,7 +68,7 @@ def ours(path: Path, folder: Path) -> set[int]:
     found: set[int] = set()
     for split in plan.splits:
         rows, joined = scan(split, plan.sources()).batch.segments, split.fragments
-        alone = rows["packet"][rows["ip_id"] & FRAGMENT_PART == 0].tolist()
+        alone = rows["packet"][rows["marks"] & FRAGMENT_PART == 0].tolist()
         parts = set() if joined is None else {*joined.batch.segments["packet"]}
         found |= {number for number in alone if number not in parts}
         if joined is not None:

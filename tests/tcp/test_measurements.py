@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kdissect
-from kdissect.capture.segments import ACK, FIN, OPTIONS_SHIFT, RST, SYN
+from kdissect.capture.segments import ACK, FIN, RST, SYN
 from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.connections import tcp_table
 from kdissect.tcp.measurements import TcpFacts, no_facts
@@ -327,10 +327,12 @@ def conversations_of(path: Path) -> dict[tuple[Any, ...], list[Segment]]:
     data = path.read_bytes()
     found: dict[tuple[Any, ...], list[Segment]] = defaultdict(list)
     for one in scan_capture(data)[0]:
-        words = one.ip_id >> OPTIONS_SHIFT & 15
-        options = data[one.pos - 4 * words + 4 : one.pos] if words else None
+        size = 4 * one.option_words - 4
+        options = data[one.pos - size : one.pos] if one.option_words else None
         numbers = (one.seq, one.ack, one.ip_id, one.window, one.length)
-        segment = Segment(one.time_ns, one.side, one.flags, *numbers, options=options)
+        segment = Segment(
+            one.time_ns, one.side, one.flags, *numbers, options=options, marks=one.marks
+        )
         found[one.endpoints].append(segment)
     return found
 

@@ -91,13 +91,13 @@ def conversations(draw: st.DrawFn) -> list[Segment]:
         cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
         part = draw(st.sampled_from((0,) * 12 + (FRAGMENT_PART, FRAGMENT_PART, NO_HEADER)))
         if part == NO_HEADER:  # as the scan makes it
-            made.append(Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
+            made.append(Segment(clock, side, 0, 0, 0, number % 7, 0, 0, marks=part))
             continue
         made.append(
             Segment(
                 clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
-                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7 + part, 0, length,
-                payload[:cut],
+                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7, 0, length,
+                payload[:cut], marks=part,
             )
         )  # fmt: skip
     return made
