@@ -48,7 +48,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +195,14 @@ def append_plan(
         raise ReadAgainError("there are new port hints or key logs")
     if any(path == STDIN for path in paths):
         raise ReadAgainError("the new captures come from standard input")
-    if any(is_remote(path) for path in paths):
-        raise ReadAgainError("the new captures are in an object store")
+    names = [name for entry in state["tables"].values() for name in entry["files"]]
+    for name, is_there in zip(names, SetFolder(out).has(names), strict=True):
+        if not is_there:
+            raise ReadAgainError(f"{os.path.join(out, name)} is gone")
     files = {
         table: [os.path.join(absolute(out), name) for name in entry["files"]]
         for table, entry in state["tables"].items()
     }
-    for path in chain.from_iterable(files.values()):
-        if not os.path.isfile(path):
-            raise ReadAgainError(f"{path} is gone")
     (path,) = files[STATE_KNOWN]
     known = json.loads(read_state(path)["document"][0].as_py())
     append = AppendPlan(
@@ -229,23 +227,23 @@ def append_plan(
     for item in find_captures(list(paths)):
         if item.path not in listed:
             append.inputs.append(item)
-        elif not is_the_same(item.path, listed[item.path], known["changed_ns"]):
+        elif not is_the_same(item, listed[item.path], known["changed_ns"]):
             raise ReadAgainError(f"{item.path} is not what it was")
         else:
             append.left_out.append(item.path)
     return append
 
 
-def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
-    """Return whether a file still has the bytes that were read: by size and time of change, or by
-    its hash."""
-    if is_remote(path):
-        return False
-    state = os.stat(path)
+def is_the_same(item: InputFile, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
+    """Return whether an input still has the bytes that were read: a file by size and time of
+    change, or by its hash; an object by the store's tag."""
+    if is_remote(item.path):
+        return item.tag == listed["etag"]
+    state = os.stat(item.path)
     if state.st_size != listed["size"]:
         return False
-    is_unchanged = state.st_mtime_ns == changed_ns.get(path)
-    return is_unchanged or hashed(path, state.st_size) == listed["sha256"]
+    is_unchanged = state.st_mtime_ns == changed_ns.get(item.path)
+    return is_unchanged or hashed(item.path, state.st_size) == listed["sha256"]
 
 
 @contextmanager
@@ -291,12 +289,8 @@ def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
 # -- what a run leaves ----------------------------------------------------------------------
 
 
-def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str | None:
+def state_unavailable_reason(options: Options, plan: RunPlan) -> str | None:
     """Return why a run cannot save its state; None if it can."""
-    if is_remote(out):
-        return "the set is in an object store"
-    if any(is_remote(info.path) for info in plan.captures):
-        return "its captures are in object stores"
     if options.time_from_ns is not None or options.time_to_ns is not None:
         return "the set is of a range of times"
     if options.payload != "full":

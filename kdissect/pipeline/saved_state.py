@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from kdissect.capture.object_store import repeated
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.step_rows import RowKind, StepRow
+from kdissect.pipeline.table_set import dataset
 from kdissect.stories.events import SCHEMAS
 from kdissect.tables.anomalies import AnomalyRow
 from kdissect.tables.arrow_arrays import plain
@@ -72,9 +73,13 @@ def late_names(used: NamesUsed, before: Cluster, after: Cluster) -> list[str]:
 
 
 def read_state(path: str) -> pa.Table:
-    """The rows of a file of the state. Raises CaptureError if it cannot be read."""
+    """The rows of a file of the state, at a path or a URL.
+
+    Raises CaptureError if it cannot be read.
+    """
+    folder, _, name = path.rpartition("/")
     try:
-        return pq.ParquetFile(path).read()
+        return repeated(dataset(folder, [name]).to_table)
     except (OSError, pa.ArrowException) as error:
         raise CaptureError(f"{path}: not readable ({error})") from error
 

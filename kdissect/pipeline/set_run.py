@@ -77,7 +77,7 @@ class SetRun:
         with planned(find_captures(paths), options, self.spool, self._in_tasks()) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
-                reason = state_unavailable_reason(self.target, options, plan)
+                reason = state_unavailable_reason(options, plan)
             plan = replace(plan, keeps=reason is None)
             return self._done(
                 plan, None, reason, {"read_again": read_again} if read_again else None

@@ -17,6 +17,7 @@ from tests.builders.tables import all_rows
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import Store, object_store
+from tests.pipeline.appending import check, rotated
 
 pytestmark = pytest.mark.spark
 
@@ -116,6 +117,24 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
     formats = found.captures.to_arrow(["format"])["format"].to_pylist()
     assert sorted(formats) == ["pcap"] * 4 + ["unknown"]
     assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
+
+
+def test_an_append_in_a_store(spark: Any, store: Store, tmp_path: Path) -> None:
+    """The state lies beside the tables; a run reads the new objects only, and no other version."""
+    parts = rotated(CAPTURES / "java_2_0_1.pcap", [581, 840], tmp_path / "parts")
+    urls = [store.put(f"parts/{Path(part).name}", Path(part)) for part in parts]
+    out = store.url("appended")
+    first = kdissect.dissect(spark, urls[0], out, keep_state=True)
+    assert first.manifest["state"]["counts"]["open_exchanges"] > 0
+    store.requests.clear()
+    tables = kdissect.dissect(spark, urls[:2], out, append=True)
+    assert tables.manifest["append"] == {"read_again": None}
+    assert tables.notes[0] == f"{urls[0]}: is in {out} already; left out"
+    assert store.get_bytes("parts/part000.pcap") < 100, "its first bytes say what it is"
+    check(tables, urls[:2])
+    store.put("parts/part000.pcap", Path(parts[0]).read_bytes() + bytes(16))
+    tables = kdissect.dissect(spark, [urls[0], urls[2]], out, append=True)
+    assert tables.manifest["append"] == {"read_again": f"{urls[0]} is not what it was"}
 
 
 def test_an_object_that_changes_on_the_way(
