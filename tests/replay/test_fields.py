@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Field
 from kdissect.replay import fields
-from kdissect.replay.workload.messages import TARGET_OWN_APIS
+from kdissect.replay.workload.messages import TARGET_OWN_APIS, is_transient
 from kdissect.replay.workload.source import INTERNAL_APIS
 from tests.conftest import ROOT
 from tests.oracles.message_fields import FIELDS
@@ -131,3 +132,9 @@ def _places(fields: tuple[Field, ...], path: str) -> Iterator[str]:
         if field.is_array:
             yield f"{here}[]"
         yield from _places(field.fields, f"{here}{'[]' * field.is_array}.")
+
+
+def test_what_was_not_ready_then_is_what_clients_repeat() -> None:
+    """The codes of the rule are those of the table of `messages`, and no refusal for good."""
+    [rule] = [each for each in fields.built_in_fields().rules if each.name == "not-ready-then"]
+    assert all(is_transient(ApiKey.LIST_OFFSETS, int(code)) for code in rule.captured)
