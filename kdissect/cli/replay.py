@@ -174,7 +174,7 @@ def _run(
             check_address(plan.workload.facts, broker.host, broker.port)
     with progress(shown=not quiet) as watch, logged_step("replay") as counts, _terminated():
         results = asyncio.run(
-            replay(plan, target, options, reference, watch, None if quiet else say)
+            replay(plan, target, options, reference, watch, (lambda line: None) if quiet else say)
         )
         counts["sent"] = results.sent_count
     return results

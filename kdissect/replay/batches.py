@@ -101,21 +101,16 @@ def aborted(found: Sequence[BatchHeader]) -> Iterator[BatchHeader]:
 
 
 def patch_producer(
-    data: bytearray,
-    header: BatchHeader,
-    producer_id: int,
-    epoch: int,
-    base_sequence: int,
-    *,
-    seal: bool = True,
+    data: bytearray, header: BatchHeader, producer_id: int, epoch: int, base_sequence: int
 ) -> None:
-    """Give the batch another producer, and the CRC-32C that goes with it (`seal`)."""
+    """Give the batch another producer. A right CRC-32C stays right, a wrong one stays as it is."""
+    was_sealed = is_sealed(data, header)
     _PRODUCER.pack_into(data, header.pos + _PRODUCER_AT, producer_id, epoch, base_sequence)
-    if seal:
+    if was_sealed:
         struct.pack_into(">I", data, header.pos + _CRC_AT, _checksum(data, header))
 
 
-def is_sealed(data: bytes, header: BatchHeader) -> bool:
+def is_sealed(data: bytes | bytearray, header: BatchHeader) -> bool:
     """Return whether the CRC-32C of a whole batch of magic 2 is right."""
     stored = int.from_bytes(data[header.pos + _CRC_AT : header.pos + _CRC_FROM], "big")
     return _checksum(data, header) == stored

@@ -18,7 +18,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
-from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.batches import headers, patch_producer
 from kdissect.replay.comparison.judge import Judge, RunFacts
 from kdissect.replay.fields import load_fields
 from kdissect.replay.planning.plan import make_plan
@@ -148,7 +148,7 @@ class OtherCluster:
             if header.producer_id >= 0:
                 patch_producer(
                     out, header, header.producer_id + 1000, header.producer_epoch + 3,
-                    header.base_sequence, seal=is_sealed(data, header),
+                    header.base_sequence,
                 )  # fmt: skip
             if side == "response":
                 shifted = header.base_offset + self.offset

@@ -60,8 +60,8 @@ async def replay(
     target: Target,
     options: SessionOptions,
     against: Target | None = None,
-    watch: Watch | None = None,
-    say: Say | None = None,
+    watch: Watch = lambda activity: None,
+    say: Say = lambda line: None,
 ) -> Results:
     """Replay a plan to `target`, and to `against` if that is given: half of its runs come before.
 
@@ -72,17 +72,13 @@ async def replay(
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """
-    session = _Session(plan, target, against, options, watch or _unheard, say or _unheard)
+    session = _Session(plan, target, against, options, watch, say)
     try:
         return await session.results()
     finally:
         for each in (against, target):
             if each is not None:
                 each.close()
-
-
-def _unheard(said: object) -> None:
-    """Nobody watches the replay."""
 
 
 @dataclass

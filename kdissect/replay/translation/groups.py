@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -33,7 +33,8 @@ class Groups:
         self._generations: dict[tuple[str, str, int], int] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
-        self._last_epoch: dict[tuple[str, str], int] = {}
+        # epochs of members in the last answer of the target; 0 if it has not joined
+        self.last_epoch: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._assigned: dict[tuple[str, str], Assigned] = {}
 
     def add_captured(self, sync: Body) -> None:
@@ -50,10 +51,6 @@ class Groups:
         """The member has this id at the target; two of the capture may have one there."""
         self.members[group, captured] = target
         self.captured.setdefault((group, target), captured)
-
-    def forgotten(self, group: str, captured: str) -> None:
-        """The coordinator has forgotten the id of a member, which asks for another one."""
-        self.members[group, captured] = ""
 
     def generation(self, group: str, member: str, captured: int) -> int:
         """The target's generation of a classic group, or epoch of a member.
@@ -78,17 +75,6 @@ class Groups:
         if self.member(group, member) != leader:
             return []
         return given or self._assignments.get((group, generation), [])
-
-    def owned(self, group: str, member: str, request: Body) -> Assigned:
-        """The fields of a member's heartbeat that report its partitions or tasks, at the target:
-        its assignment there. They stay as captured if it reports none, or joins."""
-        assigned = self.assigned(group, member)
-        is_reported = all(request.get(name) is not None for name in assigned)
-        return assigned if is_reported and request["member_epoch"] > 0 else {}
-
-    def member_epoch(self, group: str, member: str) -> int:
-        """The epoch of a member in the last answer of the target; 0 if it has not joined."""
-        return self._last_epoch.get((group, member), 0)
 
     def assigned(self, group: str, member: str) -> Assigned:
         """The assignment of a member at the target."""
@@ -123,7 +109,7 @@ class Groups:
         """
         epoch = answer["member_epoch"]
         self._generations[group, member, captured_epoch] = epoch
-        self._last_epoch[group, member] = epoch
+        self.last_epoch[group, member] = epoch
         if (assigned := assignment_in(answer)) is not None:
             self._assigned[group, member] = assigned
 

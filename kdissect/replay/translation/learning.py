@@ -281,7 +281,7 @@ def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
         _share_taken(ids, step, messages.request_body(step.exchange), answer)
         ids.share.acknowledged.add(step.number)
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID:
-        ids.groups.forgotten(*messages.member_of(step.exchange))
+        ids.groups.members[messages.member_of(step.exchange)] = ""  # it asks for another id
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:
         ids.groups.learn(*messages.member_of(step.exchange), answer["member_id"])
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:

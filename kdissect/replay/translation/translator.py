@@ -24,7 +24,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay import model
-from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.batches import headers, patch_producer
 from kdissect.replay.fields import FieldRef, iter_fields
 from kdissect.replay.model import Difference, Log, Resource, SkipCode, Skipped, Step, Untranslatable
 from kdissect.replay.translation import learning
@@ -157,7 +157,7 @@ class Translator:
             body["member_id"] = ids.groups.member(group, captured.get("member_id", ""))
             body["generation_id"] = ids.groups.generation(group, "", generation)
         else:
-            body["member_epoch"] = ids.groups.member_epoch(group, member)
+            body["member_epoch"] = ids.groups.last_epoch[group, member]
             if exchange.api_key != ApiKey.SHARE_GROUP_HEARTBEAT:
                 body |= ids.groups.assigned(group, member)
         header = {"correlation_id": 0, "client_id": exchange.client_id}
@@ -290,7 +290,7 @@ def _records(ids: IdMap, log: Log, value: bytes) -> bytes:
             continue
         if out is None:
             out = bytearray(value)
-        patch_producer(out, header, *producer, sequence, seal=is_sealed(value, header))
+        patch_producer(out, header, *producer, sequence)
     return value if out is None else bytes(out)
 
 
@@ -387,9 +387,11 @@ def _sync_group(ids: IdMap, step: Step, body: Body) -> Body:
 
 
 def _heartbeat(ids: IdMap, step: Step, body: Body) -> Body:
-    """A member reports what the target assigned to it."""
-    for name, assigned in ids.groups.owned(body["group_id"], body["member_id"], body).items():
-        body[name] = [dict(each) for each in assigned]
+    """A member that reports its partitions or tasks, and does not join, reports those that the
+    target assigned to it."""
+    assigned = ids.groups.assigned(body["group_id"], body["member_id"])
+    if body["member_epoch"] > 0 and all(body.get(name) is not None for name in assigned):
+        body |= {name: [dict(each) for each in found] for name, found in assigned.items()}
     return body
 
 

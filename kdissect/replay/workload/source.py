@@ -25,6 +25,7 @@ from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.replay.model import (
     ANONYMOUS_PRINCIPAL,
+    FOREVER_NS,
     Broker,
     Connection,
     Exchange,
@@ -91,9 +92,9 @@ def load_workload(
                 for _, assembly, sources in local.assemblies(plan)
                 for connection in _connections(plan, assembly, sources)
             ]
-    connections = _ordered(_between(connections, None, to_ns))
-    facts = gather_facts(connections, 0 if from_ns is None else from_ns)
-    connections = _ordered(_between(connections, from_ns, None))
+    connections = _between(connections, 0, FOREVER_NS if to_ns is None else to_ns)
+    facts = gather_facts(connections, from_ns or 0)
+    connections = _between(connections, from_ns or 0, FOREVER_NS)
     if not connections:
         notes.append("no Kafka request was found")
     kind = "saved" if is_saved else "capture"
@@ -189,26 +190,18 @@ def _add_exchanges(
         owner.exchanges.append(exchange)
 
 
-def _between(
-    connections: list[Connection], from_ns: int | None, to_ns: int | None
-) -> list[Connection]:
-    for connection in connections:
-        connection.exchanges = [
-            each
-            for each in connection.exchanges
-            if (from_ns is None or each.request_time_ns >= from_ns)
-            and (to_ns is None or each.request_time_ns < to_ns)
-        ]
-    return [connection for connection in connections if connection.exchanges]
-
-
-def _ordered(connections: list[Connection]) -> list[Connection]:
-    """In order of their first request; their exchanges get numbers."""
-    connections.sort(key=lambda each: (each.exchanges[0].request_time_ns, each.connection_id))
-    for number, connection in enumerate(connections):
+def _between(connections: list[Connection], from_ns: int, to_ns: int) -> list[Connection]:
+    """Connections with their requests of this time, in order of their first one; their exchanges
+    get numbers."""
+    for each in connections:
+        kept = [one for one in each.exchanges if from_ns <= one.request_time_ns < to_ns]
+        each.exchanges = kept
+    found = [each for each in connections if each.exchanges]
+    found.sort(key=lambda each: (each.exchanges[0].request_time_ns, each.connection_id))
+    for number, connection in enumerate(found):
         for index, exchange in enumerate(connection.exchanges):
             exchange.connection, exchange.index = number, index
-    return connections
+    return found
 
 
 # -- what messages show of the captured cluster ----------------------------------------------------
