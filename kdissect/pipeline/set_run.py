@@ -37,7 +37,7 @@ def dissect_here(
 
     Raises CaptureError if an input cannot be used.
     """
-    SetRun(None, out, False, spool, time.perf_counter(), {}).over(list(paths), options)
+    SetRun(None, out, False, spool, time.perf_counter()).over(list(paths), options)
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class SetRun:
     keeps: bool
     spool: str | None
     began: float
-    timings: dict[str, float]
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
@@ -79,14 +78,12 @@ class SetRun:
             if self.keeps:
                 reason = state_unavailable_reason(options, plan)
             plan = replace(plan, keeps=reason is None)
-            return self._done(
-                plan, None, reason, {"read_again": read_again} if read_again else None
-            )
+            return self._done(plan, None, reason, read_again)
 
     def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
         with planned_append(append, self.spool, self._in_tasks()) as plan:
-            return self._done(plan, append, None, {"read_again": None})
+            return self._done(plan, append)
 
     def _in_tasks(self) -> Runner | None:
         from kdissect.pipeline import spark as on_spark
@@ -94,8 +91,13 @@ class SetRun:
         return None if self.spark is None else on_spark.in_tasks(self.spark)
 
     def _done(
-        self, plan: RunPlan, append: AppendPlan | None, reason: str | None, append_entry: Any
+        self,
+        plan: RunPlan,
+        append: AppendPlan | None,
+        reason: str | None = None,
+        read_again: str | None = None,
     ) -> list[str]:
+        """reason: why no state is saved. read_again: as for `over`."""
         from kdissect.pipeline import spark as on_spark
 
         target = self.target
@@ -108,14 +110,13 @@ class SetRun:
                 sink = ParquetSink(absolute(target), run_id, "state")
                 sink(STATE_KNOWN, state_to_save(plan, summary, append))
                 summary.files += sink.close()
-            timings = {**self.timings, **summary.timings}
-            timings["total_s"] = time.perf_counter() - self.began
+            timings = {**summary.timings, "total_s": time.perf_counter() - self.began}
             inputs = manifest_inputs(plan, summary.hashes)
             before = append.manifest if append else None
             manifest = new_manifest(plan, inputs, timings, before)
             manifest["state"] = {"missing": reason} if reason else {"counts": summary.counts}
-            if append_entry is not None:
-                manifest["append"] = append_entry
+            if append or read_again:
+                manifest["append"] = {"read_again": read_again}
             kept = append.final if append else {}
             self.manifest = commit(target, run_id, summary.files, manifest, kept)
         return count_notes(summary.counts) if plan.keeps else []
