@@ -79,8 +79,8 @@ def decode(
     used |= write_chunks(chunks, TableOutput(plan.options, sink), events)
     for name, table in events.tables().items() if plan.keeps else ():
         sink(f"{STATE}/{name}", table)
-    for packed in chain(events.packed(), earlier.packed()):
-        yield StepRow(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
+    for number, (key, data) in enumerate(chain(events.packed(), earlier.packed())):
+        yield StepRow(key, RowKind.EVENTS, (slot << 20) + number, data)
     timings = {"decode_s": time.perf_counter() - began, "decode_bytes": byte_count}
     yield RunSummary(timings=timings, names_used=used if plan.keeps else set()).row(slot)
 

@@ -50,7 +50,6 @@ _TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DE
 _TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
 # bytes of a request header up to the end of its client id: of nearly all, and the most
 _SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
-_TEXTS = pa.schema([("key", pa.string()), ("value", pa.string())])
 
 
 class KnownNames(NamedTuple):
@@ -59,19 +58,14 @@ class KnownNames(NamedTuple):
     topics: TopicNames
     owners: Mapping[str, str]
 
-    def for_tasks(self, share: Share) -> list[TaskTable]:
-        """Tables for `of_task`."""
-        texts = {"of_id": self.topics.of_id, "id_of": self.topics.id_of, "owners": self.owners}
-        return [
-            share(name, pa.table([[*of.keys()], [*of.values()]], _TEXTS))
-            for name, of in texts.items()
-        ]
+    def for_tasks(self, share: Share) -> TaskTable:
+        """A table of one row, for `of_task`."""
+        document = json.dumps([self.topics.of_id, self.topics.id_of, self.owners])
+        return share("names", pa.table({"document": [document]}))
 
     @staticmethod
-    def of_task(tables: list[TaskTable]) -> KnownNames:
-        columns = (table.read().columns for table in tables)
-        texts = (dict(zip(*(part.to_pylist() for part in parts), strict=True)) for parts in columns)
-        of_id, id_of, owners = texts
+    def of_task(table: TaskTable) -> KnownNames:
+        of_id, id_of, owners = json.loads(table.read()["document"][0].as_py())
         return KnownNames(TopicNames(of_id, id_of), owners)
 
 

@@ -73,7 +73,9 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
         share = share_in(sink.place, run_id, plan.folder)
         task_plan = plan.for_tasks(share)
         fact_keys = FACT_TASKS if plan.task_count > FACT_TASKS else 0
-        assembled = _assembled(spark, plan, task_plan, fact_keys).persist()
+        scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, task_plan)
+        buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
+        assembled = _mapped(buckets, _assemble, task_plan, fact_keys=fact_keys).persist()
         try:
             summary += _summary(spark, plan, assembled, "scan and assemble")
             if fact_keys:
@@ -81,10 +83,15 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
                 merged = _mapped(_by_key(facts, fact_keys, fact_keys), _merge)
                 summary += _summary(spark, plan, merged, "merge facts")
             write_run_tables(plan, summary, sink)
+            rows = assembled.where(f"kind > {RowKind.FACTS:d}")
+            if saved := saved_events(plan):
+                rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
+            slots = _by_key(rows, plan.slot_count, plan.task_count)
             known = summary.facts.known_names().for_tasks(share)
-            values = (task_plan, known, out, run_id)
-            decoded = _decoded(spark, plan, assembled, values)
-            summary += _summary(spark, plan, decoded, "decode and analyse")
+            decoded = _mapped(slots, _decode, task_plan, known, out, run_id)
+            keys = _by_key(decoded, plan.event_key_count, plan.task_count)
+            analysed = _mapped(keys, _analyse, out, run_id)
+            summary += _summary(spark, plan, analysed, "decode and analyse")
         finally:
             assembled.unpersist()
         summary.files += sink.close()
@@ -99,31 +106,6 @@ def _summary(spark: SparkSession, plan: RunPlan, frame: DataFrame, step: str) ->
         for row in frame.where(f"key = {RUN}").collect():
             summary.add(StepRow(*row))
     return summary
-
-
-def _assembled(
-    spark: SparkSession, plan: RunPlan, task_plan: TaskPlan, fact_keys: int
-) -> DataFrame:
-    """Rows of the assemble step."""
-    scanned = _mapped(_task_rows(spark, plan.scan_rows()), _scan, task_plan)
-    buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, _assemble, task_plan, fact_keys=fact_keys)
-
-
-def _decoded(
-    spark: SparkSession,
-    plan: RunPlan,
-    assembled: DataFrame,
-    values: tuple[TaskPlan, list[TaskTable], str, str],
-) -> DataFrame:
-    """Rows about the run from the tasks that decode and analyse. values: of `_decode`."""
-    rows = assembled.where(f"kind > {RowKind.FACTS:d}")
-    if saved := saved_events(plan):
-        rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
-    slots = _by_key(rows, plan.slot_count, plan.task_count)
-    decoded = _mapped(slots, _decode, *values)
-    keys = _by_key(decoded, plan.event_key_count, plan.task_count)
-    return _mapped(keys, _analyse, *values[2:])
 
 
 # -- stages --------------------------------------------------------------------------------
@@ -173,7 +155,7 @@ def _merge(rows: Iterator[StepRow]) -> Iterator[StepRow]:
 
 
 def _decode(
-    rows: Iterator[StepRow], plan: TaskPlan, names: list[TaskTable], out: str, run_id: str
+    rows: Iterator[StepRow], plan: TaskPlan, names: TaskTable, out: str, run_id: str
 ) -> Iterator[StepRow]:
     run_plan, known = RunPlan.of_task(plan), KnownNames.of_task(names)
     sink: ParquetSink | None = None

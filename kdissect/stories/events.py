@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -105,14 +104,6 @@ SCHEMAS = {"groups": GROUP_EVENT, "producers": PRODUCER_EVENT, "fetches": FETCH_
 _KEY = {"groups": "group_id", "producers": "producer_id", "fetches": "session_id"}
 
 
-class Packed(NamedTuple):
-    """Events of one key as bytes; `number` counts those of a collector."""
-
-    key: int
-    number: int
-    data: bytes
-
-
 def event_table(name: str, **columns: pa.Array) -> pa.Table:
     """A table of events; columns that are not given are null."""
     schema = SCHEMAS[name]
@@ -179,9 +170,8 @@ class Collector:
         """All events by name, without names that have none."""
         return {name: pa.concat_tables(some) for name, some in self._tables.items() if some}
 
-    def packed(self) -> Iterator[Packed]:
-        """Yield all events, packed by key."""
-        number = 0
+    def packed(self) -> Iterator[tuple[int, bytes]]:
+        """Yield all events: (key, some of its events)."""
         for name, parts in self._tables.items():
             if not parts:
                 continue
@@ -195,8 +185,7 @@ class Collector:
                 chosen = table if len(rows) == len(keys) else table.take(pa.array(rows))
                 step = max(1, int(chosen.num_rows * _ROW_BYTES_MAX // max(chosen.nbytes, 1)))
                 for start in range(0, chosen.num_rows, step):
-                    yield Packed(key, number, packed(name, chosen.slice(start, step)))
-                    number += 1
+                    yield key, packed(name, chosen.slice(start, step))
 
     def _keys(self, name: str, table: pa.Table) -> Ints:
         encoded = table[_KEY[name]].combine_chunks().dictionary_encode()
