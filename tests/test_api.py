@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import kdissect
-from kdissect import Message
 from tests.processes import run
 
 
@@ -84,21 +83,6 @@ def test_every_stage_logs_its_counts(tables: kdissect.Tables) -> None:
         for side in ("request", "response")
     )
     assert payload <= timings["assemble_bytes"] < timings["scan_bytes"]
-
-
-def test_errors_of_encoding_name_the_message() -> None:
-    """EncodeError has API, version, side and path."""
-    header = {"correlation_id": 1}
-    with pytest.raises(kdissect.EncodeError) as raised:
-        Message(1, 12, "request", header, {"topics": [{"topic": "a", "nonsense": 1}]})
-    assert str(raised.value) == (
-        "Fetch v12 request > topics[0].nonsense: no field of that name in version 12"
-    )
-    assert raised.value.path == "topics[0].nonsense"
-    message = Message(1, 12, "request", header, {})
-    message.body["max_wait_ms"] = "soon"
-    with pytest.raises(kdissect.EncodeError, match="Fetch v12 request > max_wait_ms: expected"):
-        kdissect.encode_message(message)
 
 
 @pytest.mark.parametrize("out", ["", " "])

@@ -56,7 +56,7 @@ def test_every_message_can_be_made_of_defaults():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"body": {"topix": []}}, "topix"),
+        ({"body": {"topix": []}}, "Metadata v12 request > topix: no field of that name in version"),
         ({"body": {"topics": [{}, {"name": "x", "nam": "y"}]}}, r"topics\[1\].nam"),
         ({"header": {"client": "x"}}, "client"),
         ({"header": {"request_api_key": 4}}, "header says api 4"),
@@ -89,6 +89,7 @@ def test_a_value_of_the_wrong_kind_names_its_field(body, path):
     with pytest.raises(EncodeError) as caught:
         encode_message(Message(3, 12, "request", body=body))
     assert caught.value.path == path
+    assert str(caught.value).startswith(f"Metadata v12 request > {path}: ")
 
 
 def test_numbers_out_of_range_are_refused():

@@ -5,24 +5,21 @@ import pytest
 from tests.builders.tables import START_US, Row, connection, exchange, expect, found
 
 
-def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 10**9) -> Row:
-    """40 produced batches, one each 100 ms; the capture's clock steps at one of them."""
+def _produced(*later_s: float) -> Row:
+    """Produced batches, one each 100 ms, and how much later the capture has each of them."""
     exchanges, batches = [], []
-    for number in range(40):
-        sent = number / 10 + delays.get(number, 0)
-        seen = sent + (step_s if number >= step_from else 0)
-        exchanges.append(exchange(number, second=seen, api_name="Produce"))
+    for number, later in enumerate(later_s):
+        place = {"api_name": "Produce", "response_capture_id": 7}
+        exchanges.append(exchange(number, second=number / 10 + later, **place))
         stamp = (START_US + number * 100_000) // 1000
         batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
-    for row in exchanges:
-        row["response_capture_id"] = 7
     return {"exchanges": exchanges, "record_batches": batches, "connections": [connection()]}
 
 
 @pytest.mark.parametrize(("step_s", "direction"), [(2.0, "forward"), (-2.0, "back")])
 def test_a_step_of_the_clock_is_found(step_s: float, direction: str) -> None:
     """A step of two seconds is an incident with its direction and its size."""
-    (step,) = found(**_produced(delays={}, step_s=step_s, step_from=20))
+    (step,) = found(**_produced(*[0] * 20, *[step_s] * 20))
     expect(step, "clock_step", start=1.901)
     assert f"went {direction} by 2" in step["text"] or f"went {direction} by 1.9" in step["text"]
 
@@ -30,14 +27,7 @@ def test_a_step_of_the_clock_is_found(step_s: float, direction: str) -> None:
 @pytest.mark.parametrize(("sign", "direction"), [(1, "forward"), (-1, "back")])
 def test_a_clock_that_steps_all_the_time(sign: int, direction: str) -> None:
     """Eight steps of two seconds are one incident, from the first to the last."""
-    exchanges, batches = [], []
-    for number in range(100):
-        seen = number / 10 + 2 * sign * min(number // 10, 8)
-        exchanges.append(exchange(number, second=seen, api_name="Produce"))
-        exchanges[-1]["response_capture_id"] = 7
-        stamp = (START_US + number * 100_000) // 1000
-        batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
-    (steps,) = found(exchanges=exchanges, record_batches=batches, connections=[connection()])
+    (steps,) = found(**_produced(*(2 * sign * min(number // 10, 8) for number in range(100))))
     assert f"went {direction} 8 times, by " in steps["text"]
     last = 8 + 2 * 8 if sign > 0 else 0.901
     expect(steps, "clock_step", start=0.901, end=last)
@@ -45,8 +35,8 @@ def test_a_clock_that_steps_all_the_time(sign: int, direction: str) -> None:
 
 def test_a_producer_that_waits_is_no_step() -> None:
     """Its batches are late, and later ones are in time again."""
-    late = {number: (29.9 - number) / 10 for number in range(15, 30)}
-    assert found(**_produced(delays=late)) == []
+    late = [(29.9 - number) / 10 for number in range(15, 30)]
+    assert found(**_produced(*[0] * 15, *late, *[0] * 10)) == []
 
 
 def test_missing_bytes_are_a_loss_between_two_requests() -> None:

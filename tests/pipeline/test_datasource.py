@@ -83,15 +83,6 @@ def test_tasks_give_the_rows_of_read(read_tasks, tables, name):
     _check(read_tasks(name), tables[name].to_arrow())
 
 
-@pytest.mark.heavy
-@pytest.mark.spark
-def test_spark_groups_and_counts_the_rows(source, tables):
-    """Spark finds the counts of pandas."""
-    counts = source("exchanges").groupBy("api_name").count().toPandas()
-    expected = tables.exchanges.to_pandas().api_name.value_counts()
-    assert dict(zip(counts["api_name"], counts["count"], strict=True)) == expected.to_dict()
-
-
 def test_options_are_those_of_the_command_line(read_tasks):
     """Payload, host and time have their effect."""
     hidden = read_tasks("records", payload="none")
