@@ -134,9 +134,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Tables:
 
 
 def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> None:
-    """Whole captures, one of TLS, and two of which packets are missing."""
-    for name in ("librdkafka.pcap", "sarama.pcap.gz", "tls13.pcap.gz"):
-        assert check(package.read(captures / name))["faults"] == []
+    """Two captures of which packets are missing; `truth` has whole ones, one of TLS."""
     other = lose_packets(captures / "java_2_0_1.pcap", tmp_path / "other.pcap", 0.05)
     kinds = set()
     for tables in (damaged, package.read(other)):

@@ -15,7 +15,13 @@ from bench.suite import BENCHMARKS
 from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.record_batches import decode_record_set
 from kdissect.codec.record_encoder import encode_batch
-from tests.bench.machine import MACHINE
+
+MACHINE = {
+    "date": "2026-01-02", "commit": "abc1234", "load": 0.5, "processor": "a processor",
+    "core_count": 2, "memory_gb": 8, "system": "Linux 6", "python": "3.11", "java": "17",
+    "tshark": None, "pyspark": "4", "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2",
+    "crc32c": "2",
+}  # fmt: skip
 
 
 def test_jobs_take_turns() -> None:
@@ -51,7 +57,6 @@ def test_memory_of_a_family_is_summed() -> None:
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             process.stdout.readline()
             assert len(family(process.pid)) == 2
             with MemoryWatch(process.pid) as peak:

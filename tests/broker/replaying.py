@@ -109,7 +109,6 @@ def replay(
 
 def after_plan(process: subprocess.Popen[str], seconds: float) -> None:
     """Wait until the plan was printed, and then some time: the run has begun."""
-    assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("Pace "):
             break

@@ -14,7 +14,8 @@ from tests.fuzz.check import check_bytes, check_case
 from tests.fuzz.run import GOLDEN
 from tests.processes import run
 
-SHORT_CASES = range(1, 8)
+# a change of each level, to three bases: a base takes as long as a case
+SHORT_CASES = (7, 127, 148, 153, 176, 206, 259)
 
 
 def test_mutated_captures_keep_their_untouched_rows() -> None:
@@ -24,7 +25,7 @@ def test_mutated_captures_keep_their_untouched_rows() -> None:
         what, rows = check_case(seed)
         print(f"{seed}: {what}, {rows} rows that no mutation touched")
         compared += rows
-    assert compared > 300
+    assert compared > 1000
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.pcap")), ids=lambda path: path.stem)

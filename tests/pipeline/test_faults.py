@@ -131,7 +131,6 @@ def interrupted(command: list[str], started: Any, number: int, **variables: str)
     """A run that gets a signal once `started()`: (exit code, stderr)."""
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes, env=os.environ | variables, cwd=ROOT) as process:
-        assert process.stderr is not None
         until = time.monotonic() + 120
         while not started() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)

@@ -81,7 +81,6 @@ def writer(out: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         yield process
     finally:

@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,9 @@ def test_files_and_results_of_table_sets(capture: Capture) -> None:
     look_into(capture, tables)
     names = [path.relative_to(tables) for path in tables.rglob("*") if path.is_dir()]
     assert len(names) > 10
-    for path in (tables / "apis").iterdir():
-        for form in ("table", "csv", "json") if capture == PLANTED else ("json",):
-            run(capture, "sql", tables, f'from "{path.name}"', "--format", form)
+    # files have all values of a table, so that one form of it is enough
+    for path, form in zip((tables / "apis").iterdir(), cycle(("table", "csv", "json"))):
+        run(capture, "sql", tables, f'from "{path.name}"', "--format", form)
     for name in ("inventory", "incidents", "anomalies"):
         json.loads(run(capture, "sql", tables, f"from {name}", "--format", "json"))
     run(capture, "sql", tables, "select error('x') from nowhere")
@@ -188,6 +189,12 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
         look_into(capture, out)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target, which is never ready, is asked again for half a second only."""
+    monkeypatch.setattr("kdissect.replay.target.settling.WAIT_S", 0.5)
+
+
 def _replayed(
     capture: Capture, path: Path, folder: Path, answer: Answer | None = None
 ) -> dict[str, Any]:
@@ -215,6 +222,7 @@ def _replayed(
 
 
 @each_capture
+@pytest.mark.usefixtures("impatient")
 def test_replay_writes_no_secret(capture: Capture, tmp_path: Path) -> None:
     """The plan, the saved workload, all outputs of a run, and the messages on the way."""
     _replayed(capture, capture.path, tmp_path)
