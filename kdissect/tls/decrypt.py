@@ -316,8 +316,8 @@ class _Direction:
     ) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
         self._keys = keys.after(point.generation) if point else keys
-        self._opener = 0  # index of the opener in use
-        self._number = point.number if point else 0  # of the next record, if nothing was lost
+        # the next record, if nothing was lost
+        self._next = point or RecordPoint(0, keys.generation)
         self._plain = 0  # plaintext position after the last opened record
         self._end = 0  # after the last application data
         # since the last opened record: numbers that lost records took, and the bytes of these
@@ -336,11 +336,12 @@ class _Direction:
     @property
     def has_opened(self) -> bool:
         """Return whether any record was opened, of a direction that begins with a handshake."""
-        return (self._opener, self._number) != (0, 0)
+        return self._next != RecordPoint(0, self._keys.generation)
 
     @property
-    def _generation(self) -> int:
-        return self._keys.generation + self._opener
+    def _opener(self) -> int:
+        """The index of the keys of the next record."""
+        return self._next.generation - self._keys.generation
 
     def run(self, has_origin: Marks) -> OpenedStream:
         streams = self._streams
@@ -406,14 +407,15 @@ class _Direction:
         openers = self._keys.openers
         if not openers:
             return
-        low, high = self._number + self._least, self._number + self._most
-        yield self._opener, low
-        hint = openers[self._opener].hint(body)
+        opener, number = self._opener, self._next.number
+        low, high = number + self._least, number + self._most
+        yield opener, low
+        hint = openers[opener].hint(body)
         if low < hint <= high:
-            yield self._opener, hint
-        numbers = [(self._opener, range(low + 1, high + 1))]
+            yield opener, hint
+        numbers = [(opener, range(low + 1, high + 1))]
         if self._keys.is_13:
-            numbers.append((self._opener + 1, range(max(1, self._most + 1))))
+            numbers.append((opener + 1, range(max(1, self._most + 1))))
         cost = len(body) + TRIAL_COST
         for index, some in numbers:
             if index == len(openers) and high > low:
@@ -426,13 +428,13 @@ class _Direction:
 
     def _move(self, index: int, number: int, overhead: int) -> None:
         """Go behind a record that was opened, over the lost ones before it."""
-        passed = number - self._number if index == self._opener else number
+        passed = number - self._next.number if index == self._opener else number
         if self._is_hunting and passed == 0:  # all before was the handshake
             self._result.lost.clear()
         elif self._lost_bytes:
             self._plain += max(1, self._lost_bytes - passed * (TLS_HEADER_SIZE + overhead))
         self._is_hunting = False
-        self._opener, self._number = index, number + 1
+        self._next = RecordPoint(number + 1, self._keys.generation + index)
         self._least = self._most = self._lost_bytes = self._result.closed_byte_count = 0
 
     def _accept(self, row: Record, number: int, skipped: int, kind: int, content: bytes) -> None:
@@ -440,9 +442,9 @@ class _Direction:
             self._add(row, number, content, skipped)
         elif kind == records.HANDSHAKE and self._keys.is_13:
             self._read_messages(content)
-        if self._generation >= 0 and not self._messages and self._plain == self._end:
-            point = RecordPoint(self._number, self._generation)
-            self._result.after = row.pos + row.size, point
+        is_past_handshake = self._next.generation >= 0
+        if is_past_handshake and not self._messages and self._plain == self._end:
+            self._result.after = row.pos + row.size, self._next
             if not self._end:
                 self._result.start = self._result.after
 
@@ -454,7 +456,7 @@ class _Direction:
             content, tcp_pos = content[needed - tcp_pos :], needed
         plain = self._plain
         if self._result.start is None and not plain:
-            self._result.start = pos, RecordPoint(number, self._generation)
+            self._result.start = pos, RecordPoint(number, self._next.generation)
         if content:
             self._opened.extend(
                 (
@@ -467,14 +469,14 @@ class _Direction:
                     pos,
                     pos + row.size,
                     number,
-                    self._generation,
+                    self._next.generation,
                 )
             )
             self._plain = self._end = plain + len(content)
 
     def _next_keys(self) -> None:
         """Number records from 0 on again, by the next keys."""
-        self._opener, self._number = self._opener + 1, 0
+        self._next = RecordPoint(0, self._next.generation + 1)
 
     def _read_messages(self, content: bytes) -> None:
         """TLS 1.3: the messages that change keys, and the certificate."""
@@ -483,7 +485,7 @@ class _Direction:
         done = 0
         for kind, end, _ in handshake.messages(self._messages):
             done = end
-            if kind == FINISHED and self._generation == OF_HANDSHAKE:
+            if kind == FINISHED and self._next.generation == OF_HANDSHAKE:
                 self._next_keys()
             elif kind == KEY_UPDATE:
                 openers, at = self._keys.openers, self._opener
