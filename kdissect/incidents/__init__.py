@@ -33,11 +33,12 @@ __all__ = ["KINDS", "SEVERITIES", "find_incidents", "json_rows"]
 
 def find_incidents(database: Database) -> pa.Table:
     """Return the table `incidents` of a table set. database: with the tables of `make_requests`."""
-    make_table(database, "sent", SENT)
-    make_table(database, "leaders", LEADERS)
+    made: dict[str, bool] = {}
+    make_table(database, made, "sent", SENT)
+    make_table(database, made, "leaders", LEADERS)
     for name, part in (("p50", 0.5), ("p95", 0.95)):
         database.run(f"CREATE TEMP MACRO {name}(value) AS {quantile(database, 'value', part)}")
     captures = database.rows("SELECT path FROM captures ORDER BY first_time, path")
     paths = [row["path"] for row in captures] or ["CAPTURE"]
-    found = [one for query in QUERIES for one in query.find(database, paths)]
+    found = [one for query in QUERIES for one in query.find(database, made, paths)]
     return incident_table(without_consequences(found))

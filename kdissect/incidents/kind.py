@@ -28,10 +28,15 @@ class Query:
     command: str
     text: Text
 
-    def find(self, database: Database, paths: Sequence[str]) -> Iterator[Incident]:
-        """Yield the incidents that the evidence establishes. paths: of the captures."""
+    def find(
+        self, database: Database, made: dict[str, bool], paths: Sequence[str]
+    ) -> Iterator[Incident]:
+        """Yield the incidents that the evidence establishes.
+
+        made: the tables so far (`make_table`). paths: of the captures.
+        """
         if not _has(database, self.signs) or not all(
-            make_table(database, name, query) for name, query in self.tables.items()
+            make_table(database, made, name, query) for name, query in self.tables.items()
         ):
             return
         severity = f"'{self.severity}'" if self.severity in SEVERITIES else self.severity
@@ -102,10 +107,15 @@ def kind(
     return register
 
 
-def make_table(database: Database, name: str, query: str) -> bool:
-    """Create a table, unless another kind has; return whether it has rows."""
-    database.run(f"CREATE TEMP TABLE IF NOT EXISTS {name} AS {query}")
-    return _has(database, name)
+def make_table(database: Database, made: dict[str, bool], name: str, query: str) -> bool:
+    """Create a table, unless another kind has; return whether it has rows.
+
+    made: the tables so far, and whether they have rows.
+    """
+    if name not in made:
+        database.run(f"CREATE TEMP TABLE {name} AS {query}")
+        made[name] = _has(database, name)
+    return made[name]
 
 
 def lasted_ms(row: Row) -> float:
