@@ -6,7 +6,7 @@ error of the partition, or bytes that it cannot decode.
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import PARTIES
+from kdissect.incidents.evidence import PARTIES, PARTITION_NAME
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX
 from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.sql.requests import FETCH_POSITIONS, fetch_answers
@@ -72,8 +72,7 @@ _STUCK = f"""
       HAVING count(*) >= {REPEATS_MIN}
         AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
     )
-    SELECT *, topic || '-' || partition AS place, least(first_response, later) AS start,
-      ms_between(start, stop) AS lost_ms
+    SELECT *, least(first_response, later) AS start, ms_between(start, stop) AS lost_ms
     FROM (
       -- a request for a later position proves that the consumer has the records at this one
       SELECT *, (SELECT min(p.time) FROM fetch_positions p
@@ -86,13 +85,13 @@ _STUCK = f"""
 _TABLES = {"fetch_positions": _POSITIONS, "repeated_positions": _REPEATED}
 
 
-@kind("topics", BAD, "place", "api_fetch", _STUCK, tables=_TABLES)
+@kind("topics", BAD, PARTITION_NAME, "api_fetch", _STUCK, tables=_TABLES)
 def consumer_stuck(row: Row) -> str:
     """Return the text of a consumer's position in a partition."""
     return (
         f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(lasted_ms(row))} "
-        f"for offset {row['position']:,} of {row['place']}, which ends at {row['high']:,}. "
-        f"{_cause(row)}"
+        f"for offset {row['position']:,} of {row['topic']}-{row['partition']}, which ends at "
+        f"{row['high']:,}. {_cause(row)}"
     )
 
 

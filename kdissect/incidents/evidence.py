@@ -13,6 +13,7 @@ IDS = (
     "list(exchange_id ORDER BY time, exchange_id) FILTER (exchange_id IS NOT NULL)"
     f"[:{EVIDENCE_MAX}] AS exchange_ids, {CONNECTION_IDS}"
 )
+PARTITION_NAME = "topic || '-' || partition"
 PARTIES = "list_sort(list(DISTINCT broker)) AS brokers, list_sort(list(DISTINCT client)) AS clients"
 
 

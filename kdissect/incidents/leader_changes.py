@@ -7,7 +7,7 @@ partition with a leader (its node id) and an epoch, and the first response that 
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import runs
+from kdissect.incidents.evidence import PARTITION_NAME, runs
 from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN
 from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.protocol.error_codes import ErrorCode
@@ -95,7 +95,7 @@ _CHANGES = f"""
     SELECT old_leader, run, min(time) AS start, max(known) AS stop,
       list_sort(list(DISTINCT leader)) AS leaders, sum(requests)::BIGINT AS requests,
       CASE WHEN sum(requests) > 0 THEN ms_between(start, stop) END AS lost_ms,
-      list(topic || '-' || partition ORDER BY topic, partition) AS partitions,
+      list({PARTITION_NAME} ORDER BY topic, partition) AS partitions,
       flatten(list(error_ids ORDER BY time, topic, partition))
         || list(exchange_id ORDER BY time, topic, partition) AS exchange_ids,
       flatten(list(connection_ids ORDER BY time, topic, partition)) AS connection_ids,

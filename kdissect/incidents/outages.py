@@ -15,7 +15,7 @@ the broker, before the first attempt failed.
 from __future__ import annotations
 
 from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, runs
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN
 from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.sql.requests import endpoint
 from kdissect.tables.schemas import Row
@@ -155,7 +155,7 @@ _JUDGED = f"""(
 _NODES = f"""
     WITH nodes AS (
       SELECT min(start) AS start, list(outage ORDER BY
-        list_position(['{BAD}', '{WARN}', '{INFO}'], severity), requests DESC, start, broker
+        list_position({list(SEVERITIES)}, severity), requests DESC, start, broker
       ) AS listeners
       FROM ({runs(_JUDGED, "broker_ip", NODE_MS)}) outage GROUP BY broker_ip, run
     )

@@ -12,7 +12,7 @@ belong to a batch without an offset; null for the first batch of a partition.
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import CONNECTION_IDS, IDS
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS, PARTITION_NAME
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO
 from kdissect.incidents.kind import kind
 from kdissect.protocol.error_codes import ErrorCode
@@ -62,8 +62,6 @@ _PRODUCED = f"""
       OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
     FROM sent s LEFT JOIN ({_CONTENTS}) c USING (exchange_id, topic, partition)
 """
-_PLACE = "topic || '-' || partition"
-
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
 AGAIN_S = 300
 # A row for each partition with batches that were written twice. An idempotent producer repeats a
@@ -105,7 +103,7 @@ _DUPLICATES = f"""
 _TABLES = {"produced": _PRODUCED}
 
 
-@kind("topics", BAD, _PLACE, "sent WHERE is_lost", _DUPLICATES, tables=_TABLES)
+@kind("topics", BAD, PARTITION_NAME, "sent WHERE is_lost", _DUPLICATES, tables=_TABLES)
 def duplicate_records(row: Row) -> str:
     """Return the text of the copies in a partition."""
     return (
@@ -197,7 +195,7 @@ _OVERTAKEN = f"""
 _SENT_TABLES = {**_TABLES, "sends": _SENDS}
 
 
-@kind("topics", BAD, _PLACE, f"sent WHERE {_FAILED}", _OVERTAKEN, tables=_SENT_TABLES)
+@kind("topics", BAD, PARTITION_NAME, f"sent WHERE {_FAILED}", _OVERTAKEN, tables=_SENT_TABLES)
 def out_of_order_records(row: Row) -> str:
     """Return the text of the batches in a partition."""
     first = row["first"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import CONNECTION_IDS, IDS, PARTIES
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS, PARTIES, PARTITION_NAME
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
 from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.sql.requests import fetch_answers
@@ -48,10 +48,10 @@ _BLOCKING = f"""
         AND coalesce(w.end_time, b.stop) >= b.stop - INTERVAL 1 SECOND
     )
     SELECT transactional_id, producer_id,
-      CASE WHEN producer_id IS NULL THEN topic || '-' || partition END AS unknown_at,
+      CASE WHEN producer_id IS NULL THEN {PARTITION_NAME} END AS unknown_at,
       coalesce(begin_time, min(start)) AS start,
       coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
-      list_sort(list(DISTINCT topic || '-' || partition)) AS partitions,
+      list_sort(list(DISTINCT {PARTITION_NAME})) AS partitions,
       max(high - stable) AS waiting,
       {PARTIES},
       sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
