@@ -11,7 +11,7 @@ A broker logs the token's owner then.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -138,22 +138,25 @@ def learn(
 ) -> None:
     """Add what all exchanges of an assembly tell of the cluster, and of connections' clients."""
     _add_client_ids(clients, assembly, sources)
-    _read_all(cluster, clients, assembly, sources)
+    _read_all(cluster, clients, assembly, sources, _messages())
     _add_raw_token_users(clients, assembly, sources)
 
 
 def learn_topics(assembly: Assembly, sources: Sources) -> SeenTopics:
     """Collect topic names and ids only, as `learn` does."""
     cluster = Cluster()
-    _read_all(cluster, None, assembly, sources)
+    _read_all(cluster, ConnectionClients(), assembly, sources, binding_structs().keys())
     return cluster.topics
 
 
 def _read_all(
-    cluster: Cluster, clients: ConnectionClients | None, assembly: Assembly, sources: Sources
+    cluster: Cluster,
+    clients: ConnectionClients,
+    assembly: Assembly,
+    sources: Sources,
+    messages: Set[tuple[int, int]],
 ) -> None:
-    """clients: None reads topics only."""
-    messages = binding_structs().keys() if clients is None else _messages()
+    """messages: (api key, side) of those that are read."""
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
         keys = [key for key, of in messages if of == side]
@@ -168,11 +171,7 @@ def _read_all(
 
 
 def _read(
-    cluster: Cluster,
-    clients: ConnectionClients | None,
-    frames: FrameBuffer,
-    api_key: int,
-    side: int,
+    cluster: Cluster, clients: ConnectionClients, frames: FrameBuffer, api_key: int, side: int
 ) -> None:
     """Read the messages of one API and side."""
     chosen = frames.readable(api_key, side)
@@ -190,7 +189,7 @@ def _read(
     if side == RESPONSE and api_key in _TOKEN_RESPONSES:
         for token_id, owner in _token_owners(api_key, decoded.body):
             cluster.add_owner(token_id, owner)
-    if clients is not None and side == REQUEST and api_key in _CLIENT_REQUESTS:
+    if side == REQUEST and api_key in _CLIENT_REQUESTS:
         _add_clients(clients, api_key, decoded.body, exchanges["connection"])
 
 
