@@ -266,12 +266,12 @@ class Kind:
 
 
 def _key(api_name: str, one: Difference) -> tuple[str, ...]:
-    """What differences of one kind have in common. A change of a config by a release is one,
-    whatever resource has it; the versions of all APIs are one."""
+    """What differences of one kind have in common. A change by a release is one, whatever resource
+    or API has it, and whatever config is new or gone; another default is one for each config."""
     if one.rule == RULE:
         is_config = bool(one.keys) and "configs[]" in one.place
         where = one.place.rpartition(".")[2] if is_config else one.place.partition("[]")[0]
-        return where, one.keys[-1] if is_config else "", one.note
+        return where, one.keys[-1] if where == "value" else "", one.note
     name = ""
     if any(part in one.place for part in _NAMED) and one.keys:
         name = one.keys[0] if one.place.startswith("api_keys") else one.keys[-1]

@@ -90,14 +90,18 @@ def test_from_zookeeper_to_kraft(one: Difference, is_change: bool) -> None:
 
 
 def test_a_change_is_told_once() -> None:
-    """The versions of all APIs are one line, a config of many resources is one."""
+    """The versions of all APIs are one line, and all configs that are gone by one change; each
+    default has its own."""
     outcome = judged(
         ApiKey.DESCRIBE_CONFIGS,
-        *(Difference("results[].configs[]", (name, "zookeeper.connect"), "", ABSENT)
-          for name in "12"),
+        *(Difference("results[].configs[]", (name, f"zookeeper.{config}"), "", ABSENT)
+          for name, config in (("1", "connect"), ("2", "connect"), ("1", "set.acl"))),
+        *(Difference(CONFIGS, ("1", f"{log}message.timestamp.after.max.ms"), str((1 << 63) - 1),
+                     "3600000")
+          for log in ("", "log.")),
         Difference("api_keys[].max_version", ("Produce",), 11, 13),
         Difference("api_keys[].max_version", ("Fetch",), 17, 18),
         Difference("api_keys[]", ("LeaderAndIsr",), {}, ABSENT),
     )  # fmt: skip
     kinds = kinds_of([outcome], tolerated=True)
-    assert [len(each.found) for each in kinds] == [2, 3]
+    assert [len(each.found) for each in kinds] == [3, 1, 1, 3]
