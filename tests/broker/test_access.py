@@ -15,8 +15,10 @@ from kdissect.replay.target.connection import Access, connect
 from kdissect.replay.translation.id_map import TargetCluster
 from tests.broker.certificates import Authority
 from tests.broker.kafka_broker import Broker, StartBroker
+from tests.broker.replaying import ROOT, replay
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
+SARAMA = ROOT / "captures" / "sarama.pcap.gz"
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 BEARER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
@@ -102,6 +104,13 @@ def test_each_mechanism_logs_in_or_says_why_not(start_broker: StartBroker, tmp_p
     assert "client's certificate" in refused("MUTUAL", Access(trusted))
     assert "want --sasl?" in refused("SASL", Access(trusted, connect_timeout=2.0))
     assert "is not offered" in refused("PLAINTEXT", Access(None, Sasl("PLAIN", "alice", "right")))
+    # and from the command line, the password from the environment
+    login = ("--tls-ca", str(authority.cert), "--sasl", "SCRAM-SHA-256", "--sasl-user", "alice")
+    for password, status in (("right", 0), ("wrong", 3)):
+        variable = {"KDISSECT_SASL_PASSWORD": password}
+        options = (tmp_path / "r.jsonl", *login, "--api", "ApiVersions")
+        done = replay(SARAMA, broker.address_of("SASL"), *options, env=variable)
+        assert done.status == status, done.errors
     broker.stop()
     assert "connection refused" in refused("PLAINTEXT", Access())
 

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kdissect.codec.message import Message
-from tests.broker.certificates import Authority
 from tests.broker.kafka_broker import AS_RECORDED, StartBroker, free_ports
-from tests.broker.proxy import Proxy
 from tests.broker.replaying import EVERYTHING, ROOT, after_plan, finish, replay, start
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
@@ -112,32 +109,6 @@ def _deny_writing(address: str, principal: str) -> None:
         future.result(20)
 
 
-def test_a_flipped_field(start_broker: StartBroker, tmp_path: Path) -> None:
-    """A proxy changes one field of one response: one difference, at that path."""
-    port = free_ports(1)[0]
-    target = start_broker(
-        settings=AS_RECORDED | {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
-    )
-    seen: list[int] = []
-
-    def flip(message: Message) -> bool:
-        if message.api_name != "OffsetCommit" or seen:
-            return False
-        seen.append(1)
-        message.body["topics"][0]["partitions"][0]["error_code"] = 12
-        return True
-
-    with Proxy(port, target.ports["PLAINTEXT"], flip).running() as proxy:
-        address = f"127.0.0.1:{port}"
-        done = replay(SARAMA, address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
-        assert proxy.altered == 1
-    assert done.status == 1
-    assert done.differences() == {
-        ("OffsetCommit", "topics[].partitions[].error_code", "0", "12")
-    }, done.explain()
-    assert done.verdicts["different"] == 1
-
-
 def test_the_broker_is_killed(start_broker: StartBroker, tmp_path: Path) -> None:
     """A broker that dies ends the run with exit code 3; finished steps have results."""
     target = start_broker(settings=AS_RECORDED)
@@ -170,55 +141,6 @@ def test_an_interrupt_leaves_the_outputs_of_finished_steps(
     assert done.verdicts["same"] > 5
     assert {"not_reached"} <= {row["skipped"] for row in done.rows}
     assert "nothing was written" not in done.errors
-
-
-def test_no_way_in(start_broker: StartBroker, tmp_path: Path) -> None:
-    """A closed port, TLS to a plaintext port and a wrong password: one line, exit code 3."""
-    authority = Authority(tmp_path)
-    target = start_broker(
-        listeners={"SASL": "SASL_PLAINTEXT"},
-        settings={
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain."
-            'PlainLoginModule required user_alice="right";',
-        },
-    )
-    login = ("--sasl", "PLAIN", "--sasl-user", "alice")
-    wrong = {"KDISSECT_SASL_PASSWORD": "wrong"}
-    right = {"KDISSECT_SASL_PASSWORD": "right"}
-    lines = tmp_path / "r.jsonl"
-    cases: list[tuple[str, tuple[str, ...], dict[str, str], str]] = [
-        (f"127.0.0.1:{free_ports(1)[0]}", (), {}, "connection refused"),
-        (target.address, ("--tls", "--tls-ca", str(authority.cert)), {}, "is TLS spoken"),
-        (target.address_of("SASL"), login, wrong, "SASL PLAIN was refused"),
-        (target.address_of("SASL"), ("--timeout", "2s"), {}, "want"),
-    ]
-    for address, options, env, said in cases:
-        done = replay(SARAMA, address, lines, *options, env=env)
-        assert done.status == 3, done.errors
-        assert said in done.errors.splitlines()[-1], done.errors
-        assert "wrong" not in done.errors
-    done = replay(
-        SARAMA, target.address_of("SASL"), lines, *login, "--api", "ApiVersions", env=right
-    )
-    assert done.status == 0, done.explain()
-
-
-def test_answers_that_stall(start_broker: StartBroker, tmp_path: Path) -> None:
-    """A broker that is stopped (SIGSTOP) keeps its connections: time limits end the run."""
-    target = start_broker(settings=AS_RECORDED)
-    lines = tmp_path / "r.jsonl"
-    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines), "--timeout", "1s")
-    after_plan(process, 5)
-    assert target.process is not None
-    target.process.send_signal(signal.SIGSTOP)
-    try:
-        done = finish(process, lines, 90)
-    finally:
-        target.process.send_signal(signal.SIGCONT)
-    assert done.status == 3
-    assert "stopped answering" in done.errors or "is gone" in done.errors
-    assert any("no answer within" in (row["error"] or "") for row in done.rows)
 
 
 def test_the_same_cluster(start_broker: StartBroker, tmp_path: Path) -> None:
