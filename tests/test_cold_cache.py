@@ -92,10 +92,8 @@ def test_machine_code_is_found_by_content(installed: Path, tmp_path: Path) -> No
             NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[1:] == [
-            str(root / "kdissect" / "__init__.py"),
-            str(int(root == again)),
-        ]
+        expected = [str(root / "kdissect" / "__init__.py"), str(int(root == again))]
+        assert done.stdout.splitlines()[1:] == expected
     with open(again / "kdissect" / "jit.py", "a") as source:
         source.write("CHANGED = 1\n")
     done = run_from_root(

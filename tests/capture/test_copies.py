@@ -47,10 +47,8 @@ def test_objects_under_a_prefix_are_not_opened_by_the_listing(store: Store, tmp_
     assert [file.format for file in files] == [UNSEEN, UNSEEN]
     assert {method for method, _, span in store.requests if span} == set()
     seen = [spooled(file, str(tmp_path)) for file in files]
-    assert [(file.format, file.compression) for file in seen] == [
-        ("pcap", "gzip"),
-        ("unknown", "none"),
-    ]
+    expected = [("pcap", "gzip"), ("unknown", "none")]
+    assert [(file.format, file.compression) for file in seen] == expected
     assert Path(local_path(seen[0], str(tmp_path))).read_bytes() == CAPTURE.read_bytes()
 
 

@@ -163,10 +163,8 @@ def test_pcapng_by_hand(tmp_path: Path) -> None:
     info, _, results, _ = read(write(tmp_path, data))
     assert info.error is None
     assert info.link_types == ("ethernet", "raw")
-    assert [data[pos : pos + size] for _, pos, size in info.secrets] == [
-        b"CLIENT_RANDOM 00 11",
-        b"more",
-    ]
+    expected = [b"CLIENT_RANDOM 00 11", b"more"]
+    assert [data[pos : pos + size] for _, pos, size in info.secrets] == expected
     segments = segments_of(results)
     assert [(s.packet, s.time_ns, s.captured, s.length) for s in segments] == [
         (1, 1_699_999_995_000_000_001, 5, 5),

@@ -40,10 +40,8 @@ def test_the_scram_exchange_of_rfc_7677() -> None:
     assert (answer["salt"], answer["iterations"]) == ("W22ZaJ0SNY7soEsUEjb6gQ==", 4096)
     proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     final = token_fields(f"c=biws,r={both},p={proof}".encode())
-    assert (final["step"], final["channel_binding"], final["proof"]) == (
-        *("client-final", "biws"),
-        proof,
-    )
+    expected = (*("client-final", "biws"), proof)
+    assert (final["step"], final["channel_binding"], final["proof"]) == expected
     last = token_fields(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", RESPONSE)
     assert last["server_signature"] == "6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     assert token_fields(b"e=invalid-proof", RESPONSE)["error"] == "invalid-proof"

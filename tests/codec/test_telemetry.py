@@ -85,10 +85,8 @@ def test_a_sum_of_integers() -> None:
     """Temporality and direction of a sum; an integer is also a float."""
     point = part(1, fixed(6, -3))
     found = one(part(1, "n"), part(7, point, number(2, 2), number(3, 1)))
-    assert (found["type"], found["aggregation_temporality"], found["is_monotonic"]) == (
-        *("sum", "cumulative"),
-        True,
-    )
+    expected = (*("sum", "cumulative"), True)
+    assert (found["type"], found["aggregation_temporality"], found["is_monotonic"]) == expected
     assert found["data_points"][0] == {"attributes": [], "int_value": -3, "value": -3.0}
 
 

@@ -356,11 +356,8 @@ def test_round_trips_of_a_client() -> None:
     """A network that became slower is a change of its client's round trips, on one side."""
     document = compare(_connections(2.0), _connections(9.0))
     (change,) = document["changes"]["round_trips"]
-    assert (change["client_id"], change["end_point"], change["percentile"]) == (
-        "app",
-        "client",
-        "p50",
-    )
+    expected = ("app", "client", "p50")
+    assert (change["client_id"], change["end_point"], change["percentile"]) == expected
     assert (change["change"], change["p50_a"], change["p50_b"]) == ("longer", 2.19, 9.19)
     assert change["p_value"] < 0.01
     assert failing(document, KINDS) == ["round_trips"]

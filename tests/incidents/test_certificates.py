@@ -86,10 +86,8 @@ def test_the_summary_has_a_line_for_certificates() -> None:
         "timings": {},
     }  # fmt: skip
     document = summarise(tables(manifest, connections=rows))
-    assert [row["state"] for row in document["expiring_certificates"]] == [
-        "expired",
-        "expires soon",
-    ]
+    expected = ["expired", "expires soon"]
+    assert [row["state"] for row in document["expiring_certificates"]] == expected
     shown = io.StringIO()
     print_summary(document, Console(file=shown, width=200))
     assert "Certificate of 10.0.0.9:9093 CN=broker-1 expired (2026-" in shown.getvalue()

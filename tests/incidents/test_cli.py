@@ -68,7 +68,5 @@ def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) ->
 def test_sql_queries_the_incidents(folder: Path) -> None:
     """The table is a view like the others."""
     query = "select kind, request_count from incidents"
-    assert run_here(f'kdissect sql tables "{query}" --format csv', folder).splitlines() == [
-        "kind,request_count",
-        "login_failures,5",
-    ]
+    expected = ["kind,request_count", "login_failures,5"]
+    assert run_here(f'kdissect sql tables "{query}" --format csv', folder).splitlines() == expected

@@ -92,10 +92,8 @@ def test_topics_named_in_the_metadata_log_only(tmp_path: Path) -> None:
     assert [(row["topic"], row["topic_id"], row["source"]) for row in rows(tables, "topics")] == [
         ("orders", ORDERS_TEXT, "Fetch")
     ]
-    assert [row["topics"] for row in rows(tables, "exchanges")] == [
-        ["orders"],
-        ["__cluster_metadata"],
-    ]
+    expected = [["orders"], ["__cluster_metadata"]]
+    assert [row["topics"] for row in rows(tables, "exchanges")] == expected
     (topic,) = rows(tables, "internal/TopicRecord")
     assert topic["value"] == {"name": "orders", "topic_id": ORDERS_TEXT}
 

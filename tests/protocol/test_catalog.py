@@ -120,10 +120,7 @@ def test_api_keys_are_those_of_the_definitions():
 def test_error_codes_have_no_holes():
     """The enum ErrorCode has -1 to 133; other codes have a made name."""
     assert list(ErrorCode) == list(range(-1, 134))
-    assert (ErrorCode(6).name, 6 in RETRIABLE, 1 in RETRIABLE) == (
-        "NOT_LEADER_OR_FOLLOWER",
-        True,
-        False,
-    )
+    expected = ("NOT_LEADER_OR_FOLLOWER", True, False)
+    assert (ErrorCode(6).name, 6 in RETRIABLE, 1 in RETRIABLE) == expected
     assert (error_name(0), error_name(35)) == ("NONE", "UNSUPPORTED_VERSION")
     assert error_name(9999) == "UNKNOWN_ERROR_CODE_9999"

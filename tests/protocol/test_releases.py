@@ -38,11 +38,8 @@ def test_the_notation() -> None:
         """
     )
     assert facts.names == {4: "X", 5: "Y"}
-    assert facts.spoken[4] == {
-        "2.4.0": VersionRange(0, 1),
-        "3.0.0": VersionRange(0, 1),
-        "4.0.0": None,
-    }
+    expected = {"2.4.0": VersionRange(0, 1), "3.0.0": VersionRange(0, 1), "4.0.0": None}
+    assert facts.spoken[4] == expected
     assert facts.spoken[5]["2.4.0"] is None
     assert facts.spoken[5]["4.0.0"] == VersionRange(2, 3)
 

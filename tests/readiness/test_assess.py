@@ -177,11 +177,8 @@ def test_clients_of_one_id_are_separate_by_software_and_principal(scene: Scene) 
     scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:b")
     scene.connect((0, 2), offers={0: (0, 9)}, software=("old", "1"), principal="User:b")
     clients = scene.assess()["clients"]
-    assert [(each["principal"], each["verdict"]) for each in clients] == [
-        ("User:b", "breaks"),
-        ("User:a", "ok"),
-        ("User:b", "ok"),
-    ]
+    expected = [("User:b", "breaks"), ("User:a", "ok"), ("User:b", "ok")]
+    assert [(each["principal"], each["verdict"]) for each in clients] == expected
 
 
 def test_brokers_do_not_count(scene: Scene) -> None:
@@ -196,10 +193,8 @@ def test_brokers_do_not_count(scene: Scene) -> None:
     assert document["verdict"] == "unknown"
     named = {each["client_id"]: each for each in document["internal"]}
     assert set(named) == {"1", "broker-1-fetcher-0", "marker"}
-    assert [each["api_name"] for each in named["1"]["not_taken"]] == [
-        "LeaderAndIsr",
-        "CreateTopics",
-    ]
+    expected = ["LeaderAndIsr", "CreateTopics"]
+    assert [each["api_name"] for each in named["1"]["not_taken"]] == expected
 
 
 def test_one_broker_request_hides_no_client(scene: Scene) -> None:

@@ -71,14 +71,8 @@ def test_csv_separates_null_from_empty_text(database: Database) -> None:
 def test_columns_of_text_are_aligned(database: Database) -> None:
     """Columns are aligned, numbers to the right; nothing is cut off."""
     text = formatted(database, "table", "values ('a', 1), ('bbb', 22), ('東京', 333), (null, null)")
-    assert text.splitlines() == [
-        "col0  col1",
-        "----  ----",
-        "a        1",
-        "bbb     22",
-        "東京   333",
-        "",
-    ]
+    expected = ["col0  col1", "----  ----", "a        1", "bbb     22", "東京   333", ""]
+    assert text.splitlines() == expected
 
 
 @pytest.mark.parametrize("form", TEXT_FORMATS)

@@ -95,10 +95,8 @@ def test_rows_by_value() -> None:
 def test_texts_put_values_in_places() -> None:
     """A template takes numbers and texts, row by row."""
     values = pa.array(["x", "y"])
-    assert texts("{a} of {b}: {a}", 2, a=np.array([1, -2]), b=values).to_pylist() == [
-        "1 of x: 1",
-        "-2 of y: -2",
-    ]
+    expected = ["1 of x: 1", "-2 of y: -2"]
+    assert texts("{a} of {b}: {a}", 2, a=np.array([1, -2]), b=values).to_pylist() == expected
     assert texts("as it is", 3).to_pylist() == ["as it is"] * 3
     assert texts("{a}", 0, a=np.zeros(0, np.int64)).to_pylist() == []
 

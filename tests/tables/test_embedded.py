@@ -206,10 +206,8 @@ def test_cut_metrics_are_an_anomaly() -> None:
     ]
     request, _, faults = added(PUSH_TELEMETRY, *rows)
     assert [row["metrics_decoded"] for row in request.to_pylist()] == [[], None, None]
-    assert [(fault.row, fault.status) for fault in faults] == [
-        (1, Status.CORRUPT),
-        (2, Status.TRUNCATED),
-    ]
+    expected = [(1, Status.CORRUPT), (2, Status.TRUNCATED)]
+    assert [(fault.row, fault.status) for fault in faults] == expected
 
 
 def test_types_are_plain() -> None:

@@ -61,12 +61,8 @@ def test_dropped_versions_keep_their_layout():
         facts("2-4", "Kept int32 2+", "Added int64 4+", "Wide int32 0+"),
     )
     assert tuple(both.versions) == (0, 4)
-    assert lines(both) == [
-        "gone: string 0-1",
-        "kept: int32 0+",
-        "added: int64 4+",
-        "wide: int32 0+",
-    ]
+    expected = ["gone: string 0-1", "kept: int32 0+", "added: int64 4+", "wide: int32 0+"]
+    assert lines(both) == expected
 
 
 def test_newest_names_win_where_both_releases_have_the_version():
@@ -96,11 +92,8 @@ def test_fields_of_structs_are_merged_too():
         nested("0-1", "A int32 0", "B int32 0+"), nested("1-2", "B int32 0+", "C int8 2+")
     )
     (items,) = both.fields
-    assert [format_field(each) for each in items.fields] == [
-        "a: int32 0",
-        "b: int32 0+",
-        "c: int8 2+",
-    ]
+    expected = ["a: int32 0", "b: int32 0+", "c: int8 2+"]
+    assert [format_field(each) for each in items.fields] == expected
 
 
 def test_a_release_that_lost_its_newest_version_is_refused():
@@ -136,12 +129,8 @@ def test_a_jar_is_merged_into_the_files(tmp_path, release_jar, capsys):
     out = tmp_path / "definitions"
     shutil.copytree(update.DEFINITIONS, out)
     update.main(["--jar", str(release_jar), "--out", str(out)])
-    assert capsys.readouterr().out.splitlines() == [
-        "93_novel.kdef",
-        "records/novel_record.kdef",
-        "releases.kdef",
-        "3 files changed",
-    ]
+    expected = ["93_novel.kdef", "records/novel_record.kdef", "releases.kdef", "3 files changed"]
+    assert capsys.readouterr().out.splitlines() == expected
     (api,) = grammar.parse((out / "93_novel.kdef").read_text(encoding="utf-8"))
     assert lines(api.request) == ["a: int32 0+", "b: bool 1+"]
     assert (out / "releases.kdef").read_text(encoding="utf-8").endswith("release 9.0.1\n")
