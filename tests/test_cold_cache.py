@@ -81,27 +81,23 @@ def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: 
 
 def test_machine_code_is_found_by_content(installed: Path, tmp_path: Path) -> None:
     """A copy with other times at another path compiles nothing; a changed source compiles again."""
-    again = tmp_path / "elsewhere"
-    for root in (installed, again):
-        if root == again:
-            shutil.copytree(installed, again, copy_function=shutil.copyfile)
+
+    def loaded(root: Path) -> int:
+        """How many kernels a process loads from the disk; the others are compiled."""
         (root / "small.py").write_text(SMALL)
-        done = run_from_root(
-            [sys.executable, str(root / "small.py")],
-            PYTHONPATH=str(root),
-            NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
-        )
+        variables = {"PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+        done = run_from_root([sys.executable, str(root / "small.py")], **variables)
         assert done.returncode == 0, done.stderr
-        expected = [str(root / "kdissect" / "__init__.py"), str(int(root == again))]
-        assert done.stdout.splitlines()[1:] == expected
+        _, place, count = done.stdout.splitlines()
+        assert place == str(root / "kdissect" / "__init__.py")
+        return int(count)
+
+    assert loaded(installed) == 0
+    again = shutil.copytree(installed, tmp_path / "elsewhere", copy_function=shutil.copyfile)
+    assert loaded(again) == 1
     with open(again / "kdissect" / "jit.py", "a") as source:
         source.write("CHANGED = 1\n")
-    done = run_from_root(
-        [sys.executable, str(again / "small.py")],
-        PYTHONPATH=str(again),
-        NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
-    )
-    assert done.stdout.splitlines()[-1] == "0"
+    assert loaded(again) == 0
 
 
 @needs_mounts

@@ -27,7 +27,6 @@ class Proxy:
     ) -> None:
         self.port, self._upstream, self.alter = port, upstream, alter
         self._delay_s = delay_s
-        self.altered = 0
         self._loop = asyncio.new_event_loop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +37,7 @@ class Proxy:
             while True:
                 frame = await _frame(reader)
                 api_key = int.from_bytes(frame[:2], "big")
-                is_quiet = api_key == 0 and not _wants_answer(frame)
+                is_quiet = not (api_key or decode_message(frame, side="request").body["acks"])
                 if not is_quiet:
                     asked.append((api_key, int.from_bytes(frame[2:4], "big"), _OWN in frame[:40]))
                 out.write(len(frame).to_bytes(4, "big") + frame)
@@ -49,10 +48,7 @@ class Proxy:
                 api_key, api_version, is_own = asked.popleft()
                 await asyncio.sleep(self._delay_s)
                 if not is_own:
-                    answer = await self._answered(frame, api_key, api_version)
-                    if answer is None:
-                        continue
-                    frame = answer
+                    frame = self._altered(frame, api_key, api_version)
                 writer.write(len(frame).to_bytes(4, "big") + frame)
 
         tasks = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]
@@ -64,18 +60,11 @@ class Proxy:
         writer.close()
         out.close()
 
-    async def _answered(self, frame: bytes, api_key: int, api_version: int) -> bytes | None:
-        """The response to the workload; None for no response."""
-        return self._altered(frame, api_key, api_version)
-
     def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
         if self.alter is None:
             return frame
         message = decode_message(frame, side="response", api_key=api_key, api_version=api_version)
-        if not self.alter(message):
-            return frame
-        self.altered += 1
-        return encode_message(message)
+        return encode_message(message) if self.alter(message) else frame
 
     @contextmanager
     def running(self) -> Iterator["Proxy"]:
@@ -98,7 +87,3 @@ class Proxy:
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-
-
-def _wants_answer(frame: bytes) -> bool:
-    return bool(decode_message(frame, side="request").body["acks"])

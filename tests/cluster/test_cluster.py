@@ -178,8 +178,10 @@ def test_the_python_of_the_workers(cluster, expected, tmp_path):
     ):
         failed = dissect("lacking", *more, variable=variable)
         assert failed.returncode == 3, failed.stderr
-        assert "workers cannot run kdissect" in failed.stderr
-        assert len(failed.stderr.splitlines()) == 1
+        (line,) = failed.stderr.splitlines()
+        assert line.startswith("kdissect: Spark's workers cannot run kdissect: ")
+        assert "--conf spark.pyspark.python=PATH (docs/cluster.md)" in line
+        assert not (tmp_path / "lacking").exists()
     done = dissect("set", f"spark.pyspark.python={sys.executable}", variable=str(without))
     assert done.returncode == 0, done.stderr
     assert set_differences(expected, kdissect.open(tmp_path / "set")) == []

@@ -17,10 +17,6 @@ INTEGERS = {
 TAGS_FREE = 1000  # no definition comes near
 
 
-def fields_of(fields, version):
-    return [field for field in fields if version in field.versions]
-
-
 _SCALARS = {
     Type.BOOL: st.booleans(),
     Type.FLOAT64: st.floats(allow_nan=False),
@@ -38,7 +34,8 @@ def values(definition, version):
 
 
 def _struct(fields, version, flexible):
-    made = {field.name: _field(field, version, flexible) for field in fields_of(fields, version)}
+    present = [field for field in fields if version in field.versions]
+    made = {field.name: _field(field, version, flexible) for field in present}
     if not flexible:
         return st.fixed_dictionaries(made)
     unknown = st.dictionaries(

@@ -108,7 +108,8 @@ def zero_windows(segments: Sequence[Segment], side: int) -> tuple[int, float]:
     )
     end = fins[0] if fins else segments[-1].time_ns
     known = windows(segments[:first_fin], side)
-    runs = [(is_zero, list(run)) for is_zero, run in itertools.groupby(known, _is_zero)]
+    by_window = itertools.groupby(known, lambda segment: segment.window == 0)
+    runs = [(is_zero, list(run)) for is_zero, run in by_window]
     count, total = 0, 0
     for number, (is_zero, run) in enumerate(runs):
         if is_zero:
@@ -116,10 +117,6 @@ def zero_windows(segments: Sequence[Segment], side: int) -> tuple[int, float]:
             total += until - run[0].time_ns
             count += 1
     return count, total / 1e6
-
-
-def _is_zero(segment: Segment) -> bool:
-    return segment.window == 0
 
 
 def side_facts(segments: Sequence[Segment], side: int) -> dict[str, Any]:

@@ -72,13 +72,10 @@ def cut_ipv6(size: int) -> Callable[[int, Packet], Fragments]:
     return lambda number, packet: ipv6_fragments(to_ipv6(packet), size, number)
 
 
-def cut_tunnel(size: int) -> Callable[[int, Packet], Fragments]:
-    return lambda number, packet: ipv4_fragments(in_vxlan(packet, number), size)
-
-
 CUTS = {
     "ipv4 576": cut_ipv4(552), "ipv4 1280": cut_ipv4(1256), "ipv4 tiny": cut_ipv4(8),
-    "ipv6 576": cut_ipv6(528), "ipv6 1280": cut_ipv6(1232), "vxlan 576": cut_tunnel(552),
+    "ipv6 576": cut_ipv6(528), "ipv6 1280": cut_ipv6(1232),
+    "vxlan 576": lambda number, packet: ipv4_fragments(in_vxlan(packet, number), 552),
 }  # fmt: skip
 REPEATED = ("ipv4 1280", "ipv6 1280")  # the same kinds in larger fragments
 

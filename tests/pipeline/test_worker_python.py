@@ -1,16 +1,12 @@
-"""The Python that workers run, and the error if it cannot run kdissect."""
+"""The Python that workers run; `tests/cluster` has the error if it cannot run kdissect."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kdissect.pipeline.spark_session import use_this_python, worker_python
-from tests.cluster.harness import python_without
-from tests.conftest import CAPTURES, ROOT
-from tests.processes import KDISSECT, run
 
 SETTING = "spark.pyspark.python"
 
@@ -57,23 +53,3 @@ def test_python_of_our_own_session(
         monkeypatch.setenv("PYSPARK_PYTHON", variable)
     conf = {} if setting is None else {SETTING: setting}
     assert worker_python(master, conf) == expected
-
-
-@pytest.mark.heavy
-@pytest.mark.spark
-def test_workers_that_cannot_run_kdissect(tmp_path: Path) -> None:
-    """Exit code 3, one line names the missing module and docs/cluster.md, and no file stays."""
-    out = tmp_path / "out"
-    python = python_without(tmp_path, "kdissect")
-    done = run(
-        *(*KDISSECT, "dissect", CAPTURES / "java_2_0_1.pcap", "--out", out),
-        *("--master", "local[1]", "--conf", f"{SETTING}={python}"),
-        cwd=tmp_path,  # from the checkout, workers would import kdissect from there
-        PYTHONPATH=str(ROOT),
-        TMPDIR=str(tmp_path),
-    )
-    assert done.returncode == 3, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("kdissect: Spark's workers cannot run kdissect: No module named 'kdiss")
-    assert "--conf spark.pyspark.python=PATH (docs/cluster.md)" in line
-    assert not out.exists()
