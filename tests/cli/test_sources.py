@@ -138,19 +138,3 @@ def test_sizes_have_units(text: str, size: int) -> None:
     assert parse_size(text) == size
     with pytest.raises(ValueError, match="is no size"):
         parse_size(text + "x")
-
-
-def test_a_set_of_another_format_is_refused(
-    table_set: Path, tmp_path: Path, kdissect: Callable[..., Any]
-) -> None:
-    """One line names the set, its format and what to do."""
-    other = tmp_path / "other"
-    shutil.copytree(table_set, other)
-    manifest = json.loads((other / "_kdissect.json").read_text())
-    (other / "_kdissect.json").write_text(json.dumps({**manifest, "format_version": 2}))
-    done = kdissect("summary", str(other))
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"kdissect: {other}: is a table set of format 2, and this kdissect reads format 1; "
-        "dissect the captures again\n"
-    )

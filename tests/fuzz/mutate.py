@@ -153,13 +153,8 @@ def step_clock(m: Mutation) -> None:
 
 def other_packet(m: Mutation) -> None:
     packet = m.choose.choice(m.packets)
-    data = m.choose.choice(
-        (
-            m.choose.randbytes(m.choose.randint(0, 100)),
-            bytes(12) + b"\x08\x06" + bytes(28),
-            packet.data[:14] + m.choose.randbytes(60),
-        )
-    )
+    noise, arp = m.choose.randbytes(m.choose.randint(0, 100)), bytes(12) + b"\x08\x06" + bytes(28)
+    data = m.choose.choice((noise, arp, packet.data[:14] + m.choose.randbytes(60)))
     extra = Packet(packet.time_ns, data, len(data))
     m.packets.insert(m.any_index(), extra)
     m.touch(extra)

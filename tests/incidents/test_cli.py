@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import connection, exchange, tables
 from tests.console import run_here
 
@@ -29,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_empty_table_set_has_no_incidents(tmp_path: Path) -> None:
     """One line says so."""
     tables().write(tmp_path / "tables")
-    assert set(FIXED_TABLES)  # all of them exist, without rows
     assert run_here("kdissect incidents tables", tmp_path) == "No incidents found\n"
 
 

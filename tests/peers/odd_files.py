@@ -194,42 +194,19 @@ def link_layers() -> Iterator[tuple[str, int, list[bytes]]]:
     """(name, link type, packets) of all link types that tcpdump writes for somebody's network."""
     v4, v6 = bytes(four(segment())), bytes(six(segment()))
     dot11 = b"\x08\x01" + bytes(22) + b"\xaa\xaa\x03\0\0\0\x08\0" + v4
-    yield (
-        "null",
-        0,
-        [
-            b"\2\0\0\0" + v4,
-            b"\0\0\0\2" + v4,
-            b"\x18\0\0\0" + v6,
-            b"\x1e\0\0\0" + v6,
-            b"\x1c\0\0\0" + v6,
-            b"\x0a\0\0\0" + v6,
-            b"\7\0\0\0" + v4,
-            b"\2\0",
-        ],
-    )
+    families = [bytes([family, 0, 0, 0]) + v6 for family in (0x18, 0x1E, 0x1C, 0x0A)]
+    first = [b"\2\0\0\0" + v4, b"\0\0\0\2" + v4]
+    yield "null", 0, [*first, *families, b"\7\0\0\0" + v4, b"\2\0"]
     yield "loop", 108, [b"\0\0\0\2" + v4, b"\0\0\0\x18" + v6, b"\0\0\0\x1e" + v6]
-    yield (
-        "sll",
-        113,
-        [
-            bytes(14) + b"\x08\0" + v4,
-            bytes(14) + b"\x86\xdd" + v6,
-            bytes(14) + b"\x81\0\0\5\x08\0" + v4,
-            bytes(14) + b"\0\4" + v4,
-            bytes(9),
-        ],
-    )
+    ends = [b"\x08\0" + v4, b"\x86\xdd" + v6, b"\x81\0\0\5\x08\0" + v4, b"\0\4" + v4]
+    yield "sll", 113, [*(bytes(14) + end for end in ends), bytes(9)]
     yield "sll2", 276, [b"\x08\0" + bytes(18) + v4, b"\x86\xdd" + bytes(18) + v6, bytes(20) + v4]
     for name, number in (("raw", 101), ("raw_12", 12), ("raw_14", 14)):
         yield name, number, [v4, v6, b"\x45", b"", b"\x50" + v4[1:]]
     yield "ipv4", 228, [v4, v6]
     yield "ipv6", 229, [v6, v4]
-    yield (
-        "ppp",
-        9,
-        [b"\xff\x03\0\x21" + v4, b"\x21" + v4, b"\0\x57" + v6, b"\xff\x03\xc0\x21" + bytes(9)],
-    )
+    ppp = [b"\xff\x03\0\x21" + v4, b"\x21" + v4, b"\0\x57" + v6]
+    yield "ppp", 9, [*ppp, b"\xff\x03\xc0\x21" + bytes(9)]
     yield "ppp_hdlc", 50, [b"\xff\x03\0\x21" + v4, b"\xff\x03\0\x57" + v6]
     yield "ppp_direction", 204, [b"\0\xff\x03\0\x21" + v4, b"\1\0\x21" + v4]
     yield "chdlc", 104, [b"\x0f\0\x08\0" + v4, b"\x8f\0\x86\xdd" + v6]
@@ -275,20 +252,11 @@ def pcapng_files() -> Iterator[tuple[str, bytes]]:
         yield f"blocks_{name}", b"".join(blocks)
         yield f"empty_{name}", made.section()
         yield f"interface_only_{name}", made.section() + made.interface()
-        yield (
-            f"simple_cut_{name}",
-            (
-                made.section()
-                + made.interface(snap_length=60)
-                + made.simple(packet[:60], len(packet))
-            ),
-        )
-        yield (
-            f"resolutions_{name}",
-            made.section()
-            + b"".join(made.interface(resolution=value) for value in (0, 3, 6, 9, 0x80, 0x8A, 0x94))
-            + b"".join(made.enhanced(packet, 10**9 + n, n) for n in range(7)),
-        )
+        snapped = made.interface(snap_length=60) + made.simple(packet[:60], len(packet))
+        yield f"simple_cut_{name}", made.section() + snapped
+        units = [made.interface(resolution=unit) for unit in (0, 3, 6, 9, 0x80, 0x8A, 0x94)]
+        timed = [made.enhanced(packet, 10**9 + n, n) for n in range(7)]
+        yield f"resolutions_{name}", b"".join([made.section(), *units, *timed])
         yield f"cut_{name}", b"".join(blocks)[:-30]
     one, two = Blocks(True), Blocks(False)
     yield "sections", (
