@@ -9,7 +9,7 @@ ids (`tests/oracles/message_fields.py`).
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.batches import headers, patch_producer
 from kdissect.replay.comparison.judge import Judge, RunFacts
-from kdissect.replay.fields import load_fields
+from kdissect.replay.fields import built_in_fields, load_fields
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
@@ -218,7 +218,7 @@ def replay(
     *,
     plan: model.ReplayPlan | None = None,
     options: model.TranslateOptions | None = None,
-    rules: Iterable[str] = (),
+    rules: Sequence[str] = (),
     flip: Any = None,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order.
@@ -262,7 +262,8 @@ def replay(
                 ),
             )  # fmt: skip
         done.outcomes.append(outcome)
-    done.judge = Judge(RunFacts(ids, done.outcomes), load_fields(list(rules)))
+    fields = load_fields(list(rules)) if rules else built_in_fields()  # with the shapes of before
+    done.judge = Judge(RunFacts(ids, done.outcomes), fields)
     done.judge.judge()
     for outcome in done.outcomes:
         done.judgements[outcome.step.number] = outcome.judgement
