@@ -308,8 +308,10 @@ class _Connections(StatefulProcessor):
         sources = found.sources.carrying(chosen.carried.data)
         infer(chosen, sources)
         topics = learn_topics(chosen, sources)
+        facts = Cluster(topics).to_bytes()
+        # a bucket without connections now may have some later, with ids of these topics
         for other in range(BUCKETS) if topics.first else ():
-            yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
+            yield _part(other, RowKind.FACTS, facts)
         slot = np.zeros(len(rows), np.int64)
         for _, part in exchange_index.parts(chosen, slot, ROW_BYTES_MAX):
             data = np.frombuffer(exchange_index.to_bytes(part), np.uint8)

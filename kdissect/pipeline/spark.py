@@ -64,7 +64,7 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
     """Run all stages."""
     began = time.perf_counter()
     summary = RunSummary()
-    if plan.task_count == 1:
+    if plan.task_count == plan.event_key_count == 1:
         one = spark.range(0, 1, 1, 1).selectExpr("id", "0", "id", "binary('')").toDF(*_SCHEMA.names)
         whole = _mapped(one, _whole, plan, out, run_id)
         summary += _summary(spark, plan, whole, "run")
@@ -179,7 +179,7 @@ def _analyse(rows: Iterator[StepRow], out: str, run_id: str) -> Iterator[StepRow
 
 
 def _whole(rows: Iterator[StepRow], plan: RunPlan, out: str, run_id: str) -> Iterator[StepRow]:
-    """All steps in one task, for a capture with one split and one slot."""
+    """All steps in one task, for few bytes: a stage would cost more than its work."""
     for _ in rows:
         yield local.staged_run(plan, out, run_id).row()
 

@@ -73,6 +73,16 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, out, monkeypatch):
     check(tables, captures)
 
 
+@pytest.mark.spark
+def test_a_small_append_to_a_large_set_has_tasks_for_its_events(spark, tmp_path, out, monkeypatch):
+    """No task reads the events of all captures so far, even if one would do for the new bytes."""
+    captures = rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
+    kdissect.dissect(spark, captures[0], out, keep_state=True)
+    monkeypatch.setattr("kdissect.pipeline.plan.EVENT_KEY_BYTES", 10_000)
+    monkeypatch.setattr("kdissect.pipeline.spark._whole", None)
+    check(kdissect.dissect(spark, captures[1], out, append=True), captures)
+
+
 @cases("name", ["java_2_0_1"], heavy=["librdkafka"])
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, out, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
