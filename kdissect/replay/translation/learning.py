@@ -162,9 +162,13 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
     api_key = step.exchange.api_key
     codes = error_codes(answer)
     if any(codes):
-        # With a reference, what both targets answer in the end is compared.
-        known = set(_errors(ids.names, lambda _, name: name, step, captured))
-        known = set() if ids.options.has_reference else known
+        # With a reference, what both targets answer in the end is compared: a request that has had
+        # no effect is sent again, whatever the capture has.
+        known = {
+            (resource, code)
+            for resource, code in _errors(ids.names, lambda _, name: name, step, captured)
+            if not (ids.options.has_reference and messages.are_refusals(api_key, [code]))
+        }
         found = {
             resource: f"error {code}: not ready yet"
             for resource, code in _errors(ids.target_topics, ids.captured_name, step, answer)

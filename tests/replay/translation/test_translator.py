@@ -429,6 +429,15 @@ def test_a_code_that_the_capture_has_there_is_final() -> None:
     assert [sent_again(translator, step, each) for each in refused] == [True, True]
 
 
+def test_a_member_that_is_given_an_id_joins_once() -> None:
+    """Beside a reference, too: its client joins with the id by its next request (KIP-394)."""
+    answer = a_response(ApiKey.JOIN_GROUP, 5, error_code=79, member_id="m")
+    asked = a_request(ApiKey.JOIN_GROUP, 5, group_id="g", session_timeout_ms=9)
+    plan = planned(exchange(0, asked, 0, 5, answer))
+    translator = Translator(IdMap(plan, TranslateOptions(has_reference=True)))
+    assert not sent_again(translator, plan.steps[0], answer)
+
+
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
     """Producer, epoch and sequence are replaced in place."""
     records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
