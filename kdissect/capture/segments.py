@@ -54,17 +54,7 @@ SEGMENT = np.dtype(
 # Packed batches have some fields as they follow in the file, the others by sender, and those that
 # grow as differences: so most bytes are those of the row before.
 _IN_FILE = ["time_ns", "pos", "packet", "source", "endpoints", "side"]
-_BY_SENDER = [
-    "seq",
-    "ack",
-    "captured",
-    "length",
-    "ip_id",
-    "marks",
-    "option_words",
-    "flags",
-    "window",
-]
+_BY_SENDER = [name for name in SEGMENT.names or () if name not in _IN_FILE]
 _KINDS = [np.dtype([(name, SEGMENT[name]) for name in names]) for names in (_IN_FILE, _BY_SENDER)]
 _GROWING = ("time_ns", "pos", "packet"), ("seq", "ack")
 

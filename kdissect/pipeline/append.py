@@ -22,9 +22,10 @@ without response. A bucket with saved state is assembled in memory, however larg
 
 Late bytes of rows that are written are counted, not repaired (`saved_state.COUNTS`). Rows go to two
 kinds of files. *Final* files are never replaced by an append. The others are written anew by each
-append, which drops the earlier ones: the rows of connections that may continue, the tables built
-from all events (groups, transactions, fetch sessions), `topics` and `brokers`. So the cost of an
-append is that of the new captures, of the open connections, and of reading the events once.
+append, which drops the earlier ones (`table_writer.REWRITTEN`): the rows of connections that may
+continue, the tables built from all events (groups, transactions, fetch sessions), `topics` and
+`brokers`. So the cost of an append is that of the new captures, of the open connections, and of
+reading the events once.
 
 The steps are those of any run. The plan lists the captures of the set first but does not read them.
 Each file of open connections is a task of the scan, which sends every connection to its bucket. A

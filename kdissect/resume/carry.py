@@ -20,8 +20,8 @@ A window has four steps:
 
 An exchange is *complete* in these cases (`progress`):
 
-- its frames are whole and no later packet can change their bytes: both, or one if the request
-  expects no response, or if the other was not captured and cannot come any more
+- its frames are whole, and no later packet can change their bytes. It has both frames, or the other
+  one cannot come: the request expects no response, or the request was not captured
 - its response is lost: it would have been in missing bytes, and a later exchange is answered
 - an exchange at least PASSED_MAX rows later is answered; until then its response may come out of
   order
@@ -39,11 +39,13 @@ same way for a minute, once its exchanges are complete.
 
 Kafka over TLS is carried as ciphertext, from the record with the first open frame on. The state
 that `tls.session` needs to decrypt it is carried too; the secrets come from the key log each time.
-A TLS connection without secrets is not read. One whose records no longer decrypt is given up.
+A TLS connection without secrets is not read.
 
-A connection is *given up* if its open exchanges are completed as they are. That happens in three
+A connection is *given up* if its open exchanges are completed as they are. That happens in four
 cases: it carries too many bytes when a window begins; it was idle for longest, and all together
-exceed the limits; or it would have to carry a message with secrets (`secret_apis`).
+exceed the limits; it would have to carry a message with secrets (`secret_apis`); or its TLS records
+no longer decrypt. That last one is followed for its counts. Packets after any other make a new
+connection, which is found from the middle on.
 
 An anomaly of an exchange comes with the exchange. Any other one comes when the bytes at its place
 are carried no more. A packet whose bytes come later than that is counted in `Counts.late`.
