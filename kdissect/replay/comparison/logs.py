@@ -22,9 +22,9 @@ after LAG_NS. Nothing is said about a topic's offsets after the run has deleted 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -50,11 +50,13 @@ _WATERMARKS = {
 }
 _POLICY = "cleanup.policy"
 _OF_ROWS = ("key", "value", "headers", "timestamp_ms")
+_REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
 _MAYBE_APPENDED = codes(
     "REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER"
 )
 
+Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # of a record
 ToTarget = Callable[[Log, int], int]  # an offset of the other side
 
 
@@ -131,8 +133,8 @@ class _Fetched:
 class LogFacts:
     """What the run shows of one log.
 
-    produced: by base offset. unknown: records that may be there besides. deleted_to: by
-    DeleteRecords, -1 never.
+    produced: by base offset. unknown: records that may be there besides. silent: record sets of
+    Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never.
     fetched: in the order of the answers. delivered: their batches by base offset, each as it came
     first. old: their records before magic 2, by offset. readings: of its "ends", "stable_ends" and
     "starts".
@@ -141,6 +143,7 @@ class LogFacts:
     log: Log
     produced: dict[int, Produced] = field(default_factory=dict)
     unknown: int = 0
+    silent: list[bytes] = field(default_factory=list)
     deleted_to: int = -1
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
@@ -223,6 +226,8 @@ class Logs(dict[Log, LogFacts]):
             facts.is_transactional |= any(each.is_transactional for each in found)
             is_old = any(each.magic != 2 for each in found)
             count = MANY if is_old else sum(max(each.record_count, 0) for each in found)
+            if acks == 0:
+                facts.silent.append(data)
             result = answered.get(log, {})
             code, base = result.get("error_code"), result.get("base_offset", -1)
             if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
@@ -350,38 +355,51 @@ class Logs(dict[Log, LogFacts]):
 def _compare_records(
     facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget, end: int
 ) -> Iterator[Contradiction]:
-    """Compare captured records of a log with those that answers have brought."""
+    """Compare captured records of a log with those that answers have brought.
+
+    Records that only changed their places are allowed if Produce requests with acks 0 wrote them:
+    those in flight at the same time have no order.
+    """
     bases = sorted(facts.delivered)
+    found: list[Contradiction] = []
+    replaced: list[tuple[Content, Content]] = []
     for step, record_set in expected:
         lost: list[int] = []
         for batch in batches_of(record_set):
             if batch.header.is_control:
                 continue  # a marker comes some time after its transaction: where is no matter
-            for offset, name, c, a in _compare_batch(facts, bases, batch, to_target):
-                if name:
-                    one = _in_log(facts.log, f"{RECORDS}[].{name}", c, a, offset=offset)
-                    yield step, one
-                elif offset < end:
-                    lost.append(offset)
+            for offset, c, a in _compare_batch(facts, bases, batch, to_target):
+                if a is None:
+                    lost += [offset] if offset < end else []
+                    continue
+                apart = [name for name in c if c[name] != a[name]]
+                for name in apart:
+                    place = f"{RECORDS}[].{name}"
+                    found.append((step, _in_log(facts.log, place, c[name], a[name], offset=offset)))
+                if {*apart} & {*_OF_ROWS[:-1]}:
+                    replaced.append((_content(c), _content(a)))
         if lost:
             count = count_text(len(lost), min(lost))
-            yield step, _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")
+            one = _in_log(facts.log, RECORDS, count, _NO_RECORDS, "no answer brings them")
+            found.append((step, one))
+    is_reordered = _are_reordered(facts, replaced)
+    for step, one in found:
+        is_allowed = is_reordered and one.place.endswith(_OF_ROWS)
+        yield step, replace(one, rule=_REORDERED) if is_allowed else one
 
 
 def _compare_batch(
     facts: LogFacts, bases: Sequence[int], batch: Batch, to_target: ToTarget
-) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield (offset, field, captured, answered) of what differs in a batch; the field is "" for a
-    record that no answer brings. bases: of the delivered batches, ascending."""
+) -> Iterator[tuple[int, Row, Row | None]]:
+    """Yield (offset, captured fields, answered ones) of a batch, and of its records if these differ
+    at all; None for a record that no answer brings. bases: of the delivered batches, ascending."""
     header = batch.header
     other = facts.delivered.get(to_target(facts.log, header.base_offset))
     if other is not None and header.magic == 2 and not other.header.is_control:
-        c, a = batch.data, other.data
-        written = {"compression": batches.codec_of, "timestamp_type": batches.timestamp_type}
-        for name, of in written.items():
-            if of(c) != of(a):
-                yield header.base_offset, name, of(c), of(a)
-        if batches.are_equal(c, a):
+        read = {"compression": batches.codec_of, "timestamp_type": batches.timestamp_type}
+        c, a = ({name: of(each.data) for name, of in read.items()} for each in (batch, other))
+        yield header.base_offset, c, a
+        if batches.are_equal(batch.data, other.data):
             return
     for offset, row in batch.rows().items():
         there = to_target(facts.log, offset)
@@ -389,12 +407,27 @@ def _compare_batch(
         rows = facts.old if place < 0 else facts.delivered[bases[place]].rows()
         brought = rows.get(there, facts.old.get(there))
         if brought is None:
-            yield offset, "", None, None
+            yield offset, row, None
         elif brought["control_type"] is None:
             have_times = row["timestamp_type"] == brought["timestamp_type"] == "CreateTime"
-            for name in _OF_ROWS if have_times else _OF_ROWS[:-1]:
-                if row[name] != brought[name]:
-                    yield offset, name, row[name], brought[name]
+            names = _OF_ROWS if have_times else _OF_ROWS[:-1]
+            c, a = ({name: each[name] for name in names} for each in (row, brought))
+            yield offset, c, a
+
+
+def _content(row: Row) -> Content:
+    """Key, value and headers of a record; not its offset, time and producer."""
+    return row["key"], row["value"], tuple((one["key"], one["value"]) for one in row["headers"])
+
+
+def _are_reordered(facts: LogFacts, replaced: Sequence[tuple[Content, Content]]) -> bool:
+    """Return whether the (captured, answered) contents at some offsets are the same records in
+    another order, all written with acks 0."""
+    captured, answered = Counter(c for c, _ in replaced), Counter(a for _, a in replaced)
+    if not captured or captured != answered:
+        return False
+    sent = (each for data in facts.silent for each in batches_of(data))
+    return captured.keys() <= {_content(row) for each in sent for row in each.rows().values()}
 
 
 # -- answers beside each other --------------------------------------------------------------------

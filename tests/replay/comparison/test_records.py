@@ -1,5 +1,7 @@
 """Records are compared by their offsets, in whichever answer they come."""
 
+import pytest
+
 from kdissect.codec.record_encoder import encode_batch
 from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.model import Difference
@@ -18,7 +20,7 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
 
 
 def found(
-    *answers: tuple[bytes, bytes], shift: int = 0, end: int | None = None
+    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", end: int | None = None
 ) -> list[Difference]:
     """The differences of (captured, answered) records of log t-0. shift: of its offsets. end: of
     those that have to come."""
@@ -26,6 +28,7 @@ def found(
     for _, answered in answers:
         run.fetch(1, 0, answered, 0)
     logs = RunFacts(run.ids(), run.outcomes).logs
+    logs[LOG].silent.append(silent)
     expected = {LOG: [(step, captured) for step, (captured, _) in enumerate(answers)]}
     ends = {} if end is None else {LOG: end}
     return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift, ends)]
@@ -61,3 +64,21 @@ def test_records_that_come_with_another_answer_are_no_difference() -> None:
         "responses[t].partitions[0].records[offset 1].value",
         b"X",
     )
+
+
+@pytest.mark.parametrize(
+    ("answered", "known", "is_allowed"),
+    [
+        ([b"b", b"a", b"c"], [b"a", b"b", b"c"], True),
+        ([b"b", b"a", b"c"], [b"a"], False),
+        ([b"b", b"b", b"c"], [b"a", b"b", b"c"], False),
+        ([b"b", b"X", b"c"], [b"a", b"b", b"c"], False),
+    ],
+)
+def test_records_without_an_order(
+    answered: list[bytes], known: list[bytes], is_allowed: bool
+) -> None:
+    """Of Produce requests with acks 0: the same records at other offsets, and no others."""
+    both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
+    rules = {each.rule for each in found(both, silent=batch(0, known))}
+    assert rules == {"unacknowledged-order" if is_allowed else ""}
