@@ -95,13 +95,14 @@ def test_an_unreachable_store_is_one_line(monkeypatch):
         kdissect.read("ftp://host/x.pcap")
 
 
-def test_each_request_may_fail_once(store, bucket, tmp_path):
+def test_each_request_may_fail_once(store, bucket, tmp_path, pauses):
     """Listings, HEADs, the probe of four bytes and reads: refused with a body, as stores do."""
     with refusing_each_once(store) as refused:
         found = kdissect.read(f"{bucket}/day1/**/*.pcap*", spool=str(tmp_path))
     assert _exchanges(found) == _exchanges_of("java_2_0_1.pcap", "sarama.pcap.gz")
     assert {method for method, _, _ in refused} == {"HEAD", "GET"}
     assert ("GET", "/captures/day1/java.pcap", (0, 3)) in refused
+    assert set(pauses) == {1}
 
 
 def test_a_short_range_is_tried_so_often(store, bucket, pauses, monkeypatch):

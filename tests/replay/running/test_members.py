@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
+
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Exchange, Mode, Outcome, ReplayPlan, Step
@@ -99,7 +101,9 @@ class Run:
             await asyncio.sleep(members.CHECK_S * 1.5)
             task.cancel()
 
-        asyncio.run(wait())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(members, "CHECK_S", 0.02)
+            asyncio.run(wait())
         return [api_key for api_key, _ in self.asked]
 
 

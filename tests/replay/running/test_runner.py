@@ -121,9 +121,9 @@ def test_recorded_pace_and_lag() -> None:
             maker.add(number % 2, 40 * number)
         server = FakeBroker()
         result, _ = play(maker, server, Pace(speed))
-    dues = [int(40e6 * number / speed) for number in range(6)]
-    for due, outcome in zip(dues, result.outcomes, strict=True):
-        assert outcome.lag_ns == outcome.sent_ns - due >= 0
+        dues = [int(40e6 * number / speed) for number in range(6)]
+        for due, outcome in zip(dues, result.outcomes, strict=True):
+            assert outcome.lag_ns == outcome.sent_ns - due >= 0
 
 
 def test_an_answer_that_does_not_come(maker: PlanMaker) -> None:
@@ -173,8 +173,9 @@ def test_a_connection_that_ends(maker: PlanMaker, first: Any, error: str) -> Non
     assert result.outcomes[0].error.startswith(error)
 
 
-def test_a_target_that_goes_away(maker: PlanMaker) -> None:
+def test_a_target_that_goes_away(maker: PlanMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection any more: the run ends, nothing hangs, every step has a row."""
+    monkeypatch.setattr(connections, "RECONNECT_PAUSES_S", (0.01, 0.01))
     before = maker.add(0)
     for _ in range(20):
         before = maker.add(0, after=(before,))
@@ -286,8 +287,8 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
             silent._server.close()  # type: ignore[union-attr]
         return 60.0
 
-    silent, other = FakeBroker(answer), FakeBroker(lambda number, frame: 0.1)
-    result = play_on_nodes(maker, [silent, other], Counting(maker), answer_timeout_s=1.0)
+    silent, other = FakeBroker(answer), FakeBroker(lambda number, frame: 0.05)
+    result = play_on_nodes(maker, [silent, other], Counting(maker), answer_timeout_s=0.5)
     assert not result.ended
     assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
 
