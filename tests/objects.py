@@ -63,13 +63,12 @@ class Store:
             out.write(content)
         return self.url(name)
 
-    def names(self, under: str = "") -> list[str]:
-        """Objects below a prefix, without the bucket's name."""
-        base = f"{self.bucket}/{under}".rstrip("/")
+    def names(self, under: str) -> list[str]:
+        """Objects below a prefix, without it, as `files_in` has those of a folder."""
+        base = f"{self.bucket}/{under}"
         selector = pafs.FileSelector(base, recursive=True, allow_not_found=True)
-        cut = len(self.bucket) + 1
         infos = self.filesystem.get_file_info(selector)
-        return sorted(info.path[cut:] for info in infos if info.is_file)
+        return sorted(info.path[len(base) + 1 :] for info in infos if info.is_file)
 
     @contextmanager
     def failing(self, fault: Fault) -> Iterator[None]:
@@ -133,7 +132,7 @@ class _Counting:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The files of a folder by name, as `Store.names` has those of a bucket."""
+    """The files of a folder by name."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 

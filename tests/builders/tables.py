@@ -260,6 +260,8 @@ def topics_in(out: str) -> list[str]:
 
 
 def set_files(out: str) -> list[str]:
-    """The files of the table set in a folder or at a URL, by name."""
-    tables = read_manifest(out)["tables"].values()
-    return sorted([MANIFEST, *(name for entry in tables for name in entry["files"])])
+    """The files of the table set in a folder or at a URL, and of its saved state, by name."""
+    manifest = read_manifest(out)
+    state = manifest.get("state", {}).get("tables", {})
+    entries = (*manifest["tables"].values(), *state.values())
+    return sorted([MANIFEST, *(name for entry in entries for name in entry["files"])])

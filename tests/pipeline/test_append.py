@@ -14,10 +14,10 @@ from kdissect.pipeline import local, spark, task_table
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
-from kdissect.pipeline.table_set import MANIFEST
+from kdissect.pipeline.table_set import MANIFEST, read_manifest
 from tests.builders.captures import Packet, write_packets
 from tests.builders.frames import request, response
-from tests.builders.tables import all_rows
+from tests.builders.tables import all_rows, set_files
 from tests.builders.talks import Talk
 from tests.cases import cases
 from tests.conftest import CAPTURES
@@ -94,11 +94,9 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, out, in_process):
     for capture in captures:
         os.rename(f"{capture}.gone", capture)
     check(kdissect.open(out), captures)
-    manifest = json.loads((out / MANIFEST).read_text())
-    listed = {name for entry in manifest["tables"].values() for name in entry["files"]}
-    state = manifest["state"]["tables"].values()
-    listed |= {MANIFEST, *(name for entry in state for name in entry["files"])}
-    assert set(files_in(out)) == listed
+    manifest = read_manifest(str(out))
+    assert manifest["state"]["tables"]
+    assert files_in(out) == set_files(str(out))
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
 
 

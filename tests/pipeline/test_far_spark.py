@@ -11,8 +11,7 @@ from kdissect.capture import object_store as remote
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import task_table
 from kdissect.pipeline.plan import capture_id as capture_id_of
-from kdissect.pipeline.table_set import MANIFEST
-from tests.builders.tables import all_rows
+from tests.builders.tables import all_rows, set_files
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.objects import Store, object_store
@@ -94,9 +93,7 @@ def test_rows_of_the_local_file(
     assert (item["path"], item["size"]) == (url, path.stat().st_size)
     assert item["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert len(item["etag"]) >= 32
-    listed = {file for entry in tables.manifest["tables"].values() for file in entry["files"]}
-    prefix = f"tables{split_bytes}/"
-    assert store.names(prefix) == sorted(f"{prefix}{file}" for file in {*listed, MANIFEST})
+    assert store.names(f"tables{split_bytes}") == set_files(out)
 
 
 @pytest.mark.heavy
@@ -151,7 +148,7 @@ def test_a_range_that_cannot_be_read(
     message = r"^s3://far/broken\.pcap: bytes \d+ to \d+ cannot be read: [^\n]*$"
     with store.failing(fault), pytest.raises(EnvironmentFailed, match=message):
         kdissect.dissect(spark, url, store.url("broken"), split_bytes=100_000)
-    assert not store.names("broken/")
+    assert not store.names("broken")
 
 
 @pytest.mark.usefixtures("in_process")

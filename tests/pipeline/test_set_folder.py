@@ -93,10 +93,6 @@ def write(out: str, *names: str, overwrite: bool = False) -> None:
         write_topics(out, *names)
 
 
-def store_files(store: Store, prefix: str) -> list[str]:
-    return [name.removeprefix(f"{prefix}/") for name in store.names(prefix)]
-
-
 # -- folders ----------------------------------------------------------------------------------
 
 
@@ -214,7 +210,7 @@ def test_the_next_run_removes_leftovers_in_a_store(store: Store) -> None:
     with pytest.raises(CaptureError, match="no table set"):
         kdissect.open(out)
     write(out, "a")
-    assert store_files(store, "killed") == set_files(out)
+    assert store.names("killed") == set_files(out)
 
 
 def test_a_run_in_a_store_ends_the_one_before(store: Store) -> None:
@@ -234,7 +230,7 @@ def test_a_run_in_a_store_ends_the_one_before(store: Store) -> None:
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
     assert topics_in(out) == ["quick"]
-    assert store_files(store, "two") == set_files(out)
+    assert store.names("two") == set_files(out)
 
 
 def test_an_attempt_that_comes_too_late_does_not_start(store: Store, tmp_path: Path) -> None:
@@ -305,7 +301,7 @@ def test_a_set_is_written_once_its_manifest_is(store: Store, capture: Path) -> N
     assert len(store.names("whole")) > len(set_files(out)), "files of the old set are there"
     with writing(out, overwrite=True):
         pass
-    assert store_files(store, "whole") == set_files(out)
+    assert store.names("whole") == set_files(out)
 
 
 @pytest.mark.usefixtures("single_attempts", "without_spark")

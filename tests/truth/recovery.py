@@ -167,31 +167,22 @@ def read_whole(path: Path) -> Whole:
 def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
     segments = whole.batch.segments
     kept = scenario.keep(segments, np.random.default_rng(seed))
-    sides: Iterable[int] = (0, 1)
+    sides = (0, 1) if scenario.side is None else (scenario.side,)
     if scenario.side is not None:
         from_broker = segments["side"] == whole.broker_side[segments["endpoints"]]
         kept = kept & (from_broker == (scenario.side == 1))
-        sides = (scenario.side,)
     rest = SegmentBatch(whole.batch.endpoints, segments[kept])
     assembly = assemble(rest, whole.sources)
     check_accounts(assembly)
     numbers: Counter[str] = Counter()
     examples: list[Any] = []
     for side in (0, 1):
-        truth = Counter(whole.keys[side])
         here = Counter(_keys(assembly, side)[1])
-        if side not in sides:
-            truth = Counter()
-        false = here - truth
+        false = here - Counter(whole.keys[side] if side in sides else ())
         numbers["false"] += false.total()
         examples += list(false)[:3]
-        if side not in sides:
-            continue
-        intact = Counter(
-            key
-            for key, needed in zip(whole.keys[side], whole.first[side], strict=True)
-            if needed is not None and bool(kept[needed].all())
-        )
+        frames = zip(whole.keys[side], whole.first[side], strict=True) if side in sides else ()
+        intact = Counter(key for key, rows in frames if rows is not None and kept[rows].all())
         numbers["intact"] += intact.total()
         numbers["found"] += intact.total() - (intact - here).total()
     numbers["wrong_pairs"] = sum(pair not in whole.pairs for pair in _pairs(assembly))
