@@ -497,7 +497,8 @@ def read(
     sink = MemorySink(fixed_tables(decode_values))
     with planned(find_captures(paths_of(paths)), options, spool) as plan:
         summary = local.run(plan, sink)
-        timings = {**summary.timings, "total_s": time.perf_counter() - began}
+        timings = {"session_start_s": 0.0, **summary.timings}
+        timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
         manifest = new_manifest(plan, manifest_inputs(plan, summary.hashes), timings)
         manifest["totals"] |= {name: tables[name].num_rows for name in COUNTED_TABLES}
@@ -614,7 +615,8 @@ def dissect(
     """
     from kdissect.pipeline import spark_session
 
-    began = time.perf_counter()
+    session_start_s = spark_session.start_seconds(spark)
+    began = time.perf_counter() - session_start_s
     target = os.fspath(out)
     if overwrite and append:
         raise ValueError("overwrite and append exclude each other")
@@ -628,7 +630,7 @@ def dissect(
     spark_session.use_this_python(spark)
     named = paths_of(paths)
     keeps = keep_state or (append and not read_again)
-    run = SetRun(spark, target, keeps, spool, began)
+    run = SetRun(spark, target, keeps, spool, began, session_start_s)
     notes: list[str] = []
     with writing(target, overwrite or append):
         if not append:

@@ -204,6 +204,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from kdissect.pipeline import spark_session
 
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
+    monkeypatch.setattr(spark_session, "start_seconds", lambda _: 0.0)
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_table_sets_travel_to_other_folders(
 def test_every_stage_logs_its_counts(tables: kdissect.Tables) -> None:
     """The manifest has seconds and bytes of each stage."""
     timings = tables.manifest["timings"]
+    assert timings["session_start_s"] >= 0 < timings["total_s"]
     for stage in ("scan", "assemble", "decode"):
         assert timings[f"{stage}_s"] > 0
         assert timings[f"{stage}_bytes"] > 0

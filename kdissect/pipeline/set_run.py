@@ -53,6 +53,7 @@ class SetRun:
     keeps: bool
     spool: str | None
     began: float
+    session_start_s: float = 0.0
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
@@ -110,7 +111,8 @@ class SetRun:
                 sink = ParquetSink(absolute(target), run_id, "state")
                 sink(STATE_KNOWN, state_to_save(plan, summary, append))
                 summary.files += sink.close()
-            timings = {**summary.timings, "total_s": time.perf_counter() - self.began}
+            timings = {"session_start_s": self.session_start_s, **summary.timings}
+            timings["total_s"] = time.perf_counter() - self.began
             inputs = manifest_inputs(plan, summary.hashes)
             before = append.manifest if append else None
             manifest = new_manifest(plan, inputs, timings, before)

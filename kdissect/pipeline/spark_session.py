@@ -18,6 +18,8 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.interrupts import is_interrupt
 from kdissect.pipeline.plan import RunPlan
 
+_START_SECONDS = "kdissect.session.start.seconds"  # a setting of the sessions that we start
+
 
 def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str]) -> SparkSession:
     """Start a session that starts quickly and tries each task four times.
@@ -47,6 +49,7 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
     builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
+    began = time.perf_counter()
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         with _stderr_to(descriptor):
@@ -56,6 +59,7 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
         raise EnvironmentFailed(f"Spark did not start: {reason[0]}") from error
     finally:
         os.close(descriptor)
+    spark.conf.set(_START_SECONDS, str(time.perf_counter() - began))
     return spark
 
 
@@ -106,6 +110,11 @@ def use_this_python(spark: SparkSession) -> None:
         and not os.environ.get("PYSPARK_PYTHON")
     ):
         context.pythonExec = sys.executable
+
+
+def start_seconds(spark: SparkSession) -> float:
+    """Seconds that `session` took to start the session; 0 if somebody else started it."""
+    return float(spark.conf.get(_START_SECONDS, "0") or 0)
 
 
 # -- errors of jobs ------------------------------------------------------------------------
