@@ -72,17 +72,8 @@ class ComparisonOptions(OptionGroup):
 
     def check(self) -> None:
         """Raise BadParameter for options that exclude each other."""
-        from kdissect.replay.model import LATENCY
-        from kdissect.replay.output.rows import parse_fail_on
         from kdissect.replay.running.control_runs import FEWEST
 
-        has_reference = self.against is not None or self.control_runs
-        if LATENCY in parse_fail_on(self.fail_on or ()) and not has_reference:
-            raise typer.BadParameter(
-                "latency needs --control-runs or --against: captured latencies are of another "
-                "machine on another day, and prove little",
-                param_hint="--fail-on",
-            )
         if self.against is not None and self.baseline is not None:
             raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
         if self.control_runs and self.control_runs < FEWEST:

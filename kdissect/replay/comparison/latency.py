@@ -13,6 +13,9 @@ A change is a finding if all of these hold:
 
 A change that lacks only the second part of the second condition is undecided: the control runs
 differ too much, or are too few, to tell it from noise.
+
+Without control runs the captured latencies are the only reference. That is another machine on
+another day, and there is no measure of its noise.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy as np
 from kdissect.arrays import Floats, Ints
 from kdissect.diff.statistics import Scores, Verdicts, compare_units
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan
+from kdissect.replay.workload.messages import BLOCKING_APIS
 from kdissect.text import duration, plural
 
 ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a replay
@@ -35,10 +39,13 @@ ALL = "all APIs"
 # Student's t at 0.99, by degrees of freedom from 1; more of them count as the last.
 _T_99 = (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
 
-_ONE_RUN = (
-    "latencies were compared with one run, which does not show how much two runs differ; "
-    "--control-runs does"
-)
+# What the reference cannot prove, by the number of control runs
+_LIMITS = {
+    0: "latencies were compared with the captured ones, of another machine on another day: a "
+    "difference does not prove that the target is slower; --control-runs measures both",
+    1: "latencies were compared with one run, which does not show how much two runs differ; "
+    "--control-runs does",
+}
 
 Latencies = Mapping[int, int]  # by step, in ns
 
@@ -87,15 +94,25 @@ class LatencyTest(NamedTuple):
 def slower(
     plan: ReplayPlan, outcomes: Sequence[Outcome], controls: Sequence[Sequence[Outcome]]
 ) -> tuple[list[Difference], list[str]]:
-    """Findings about the latencies of a run beside those of control runs; and notes, which say what
-    they do not prove."""
+    """Findings about the latencies of a run beside those of control runs, or else the captured
+    ones; and notes, which say what they do not prove."""
     of_run, *of_controls = (
         {one.step.number: one.latency_ns for one in each if one.latency_ns > 0 and not one.earlier}
         for each in (outcomes, *controls)
     )
-    tests = compare_latencies(plan, of_controls, of_run)
+    tests = compare_latencies(plan, of_controls or [captured_latencies(plan)], of_run)
     notes = notes_of(tests, control_count=len(controls))
     return [each.finding() for each in tests if each.is_slower], notes
+
+
+def captured_latencies(plan: ReplayPlan) -> dict[int, int]:
+    """Latencies in the capture, without requests that wait at the broker: their latency depends on
+    when other requests came."""
+    return {
+        step.number: step.exchange.latency_ns
+        for step in plan.steps
+        if step.exchange.latency_ns > 0 and step.exchange.api_key not in BLOCKING_APIS
+    }
 
 
 def compare_latencies(
@@ -160,8 +177,11 @@ def _predicted(controls: Floats) -> float:
 
 
 def notes_of(tests: Sequence[LatencyTest], *, control_count: int) -> list[str]:
-    """Return notes on the limits of the tests. control_count: of runs that are the reference."""
-    notes = [_ONE_RUN] if control_count == 1 else []
+    """Return notes on the limits of the tests.
+
+    control_count: of the runs whose latencies are the reference; 0 for the captured ones.
+    """
+    notes = [_LIMITS[control_count]] if control_count in _LIMITS else []
     if few := [each.api_name for each in tests if not each.is_decided]:
         says = "too few connections to decide whether latencies changed"
         notes.append(f"{says}: {', '.join(few)}")

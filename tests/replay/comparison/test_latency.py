@@ -111,6 +111,14 @@ def test_one_connection_decides_nothing() -> None:
     assert "too few connections" in note
 
 
+def test_the_capture_as_reference_proves_little(plan: ReplayPlan) -> None:
+    """Captured latencies are 1 ms here; the finding comes with a note about its worth."""
+    found = of_all(plan, latency.captured_latencies(plan), a_run(plan, 3, more_ms=500))
+    assert found.is_slower
+    notes = latency.notes_of([found], control_count=0)
+    assert "another machine on another day" in notes[0]
+
+
 def test_requests_that_a_run_lacks_are_left_out(plan: ReplayPlan) -> None:
     """Only exchanges that all runs answered are pairs; without any there is no test."""
     first, second = a_run(plan, 1), a_run(plan, 2)

@@ -138,7 +138,6 @@ def test_a_reset_that_fails_ends_the_replay(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--control-runs", "1"), "at least 2"),
-        (("--fail-on", "different,latency"), "--control-runs"),
         (("--rename", "topic:a=b", "--rename", "topic:a=c"), "two new names"),
         (("--rename", "client:a=b"), "KIND:OLD=NEW"),
         (("--control-runs", "2", "--baseline", "x.jsonl"), "--baseline"),
