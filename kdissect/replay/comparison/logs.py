@@ -56,14 +56,10 @@ _MAYBE_APPENDED = codes(
     "REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER"
 )
 
-Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # of a record
-ToTarget = Callable[[Log, int], int]  # an offset of the other side
-
-
-Readers = Mapping[int, Callable[[Reply], None]]  # by API
-
-
 _NO_RECORDS = "no records"
+
+ToTarget = Callable[[Log, int], int]  # an offset of the other side
+Readers = Mapping[int, Callable[[Reply], None]]  # by API
 
 
 def count_text(records: int, first: int) -> str:
@@ -362,7 +358,7 @@ def _compare_records(
     """
     bases = sorted(facts.delivered)
     found: list[Contradiction] = []
-    replaced: list[tuple[Content, Content]] = []
+    replaced: list[tuple[str, str]] = []
     for step, record_set in expected:
         lost: list[int] = []
         for batch in batches_of(record_set):
@@ -415,12 +411,12 @@ def _compare_batch(
             yield offset, c, a
 
 
-def _content(row: Row) -> Content:
-    """Key, value and headers of a record; not its offset, time and producer."""
-    return row["key"], row["value"], tuple((one["key"], one["value"]) for one in row["headers"])
+def _content(row: Row) -> str:
+    """Key, value and headers of a record as text; not its offset, time and producer."""
+    return repr([row[name] for name in _OF_ROWS[:-1]])
 
 
-def _are_reordered(facts: LogFacts, replaced: Sequence[tuple[Content, Content]]) -> bool:
+def _are_reordered(facts: LogFacts, replaced: Sequence[tuple[str, str]]) -> bool:
     """Return whether the (captured, answered) contents at some offsets are the same records in
     another order, all written with acks 0."""
     captured, answered = Counter(c for c, _ in replaced), Counter(a for _, a in replaced)
