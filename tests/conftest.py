@@ -18,6 +18,7 @@ from tests.processes import Done, Run
 
 if TYPE_CHECKING:
     from kdissect import Tables
+    from tests.objects import Store
 
 # A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
 # of `make test` would compile all tests.
@@ -144,6 +145,15 @@ def tables(table_set: Path) -> "Tables":
     from kdissect import open
 
     return open(table_set)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator["Store"]:
+    """An S3 server with the empty bucket `far`; the environment says where it is meanwhile."""
+    from tests.objects import object_store
+
+    with object_store("far") as found:
+        yield found
 
 
 @pytest.fixture

@@ -13,15 +13,9 @@ from kdissect.capture.copies import local_path, spooled
 from kdissect.capture.inputs import UNSEEN, find_captures
 from kdissect.errors import EnvironmentFailed
 from tests.conftest import CAPTURES
-from tests.objects import Store, object_store
+from tests.objects import Store
 
 CAPTURE = CAPTURES / "java_2_0_1.pcap"
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store("copied") as found:
-        yield found
 
 
 def test_an_object_is_copied_once_for_all_tasks(

@@ -14,16 +14,10 @@ from kdissect.pipeline.plan import capture_id as capture_id_of
 from tests.builders.tables import all_rows, set_files
 from tests.cases import cases
 from tests.conftest import CAPTURES
-from tests.objects import Store, object_store
+from tests.objects import Store
 from tests.pipeline.appending import check, rotated
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store("far") as found:
-        yield found
 
 
 def rows_as_local(tables: kdissect.Tables, url: str, path: Path) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
 from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
-from tests.objects import Store, files_in, object_store
+from tests.objects import Store, files_in
 from tests.processes import Run
 
 # a run that has staged a file, and waits to be killed
@@ -63,12 +63,6 @@ while done < 25:
     except OutputError as error:
         assert "another run is writing" in str(error), error
 """
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    with object_store("locks") as found:
-        yield found
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,16 @@ from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import NO_INPUTS, set_files, topics_in, topics_table, write_topics
 from tests.cases import cases
 from tests.conftest import CAPTURES
-from tests.objects import files_in, object_store
+from tests.objects import Store, files_in
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request, tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+def place(request, store: Store, tmp_path: Path) -> tuple[str, Callable[[], list[str]]]:
     """A place for a set, and a function that lists the files there."""
-    if request.param == "folder":
-        out = tmp_path / "set"
-        yield str(out), lambda: files_in(out)
-        return
-    with object_store("sets") as store:
-        yield store.url(tmp_path.name), lambda: store.names(tmp_path.name)
+    if request.param == "store":
+        return store.url(tmp_path.name), lambda: store.names(tmp_path.name)
+    out = tmp_path / "set"
+    return str(out), lambda: files_in(out)
 
 
 def test_a_set_has_every_fixed_table_and_no_staging(tmp_path: Path) -> None:
@@ -233,16 +231,15 @@ def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def places(store, tmp_path_factory):
     """The same set in a folder and in the store."""
     # a capture with few tables: a verb sends requests for each of them
     read = kdissect.read(CAPTURES / "tls13.pcap.gz", keylog=CAPTURES / "tls13.keylog")
     here = str(tmp_path_factory.mktemp("verbs") / "set")
     read.write(here)
-    with object_store("verbs") as store:
-        there = store.url("verbs/")
-        read.write(there)
-        yield here, there
+    there = store.url("verbs/")
+    read.write(there)
+    return here, there
 
 
 @cases(
