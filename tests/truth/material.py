@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.cases import cases
 from tests.material import ABSENT, CAPTURES, ROOT, key_log
 
 ROW_TABLES_KEPT = 64  # a capture has about forty
@@ -119,16 +120,12 @@ def each(
 
     All tests of a module for one come together, then its rows go.
     """
-    cases = [
-        pytest.param(
-            thing,
-            marks=[pytest.mark.heavy]
-            if str(thing) in repeated or str(thing).removesuffix(".pcap") in REPEATED
-            else [],
-        )
+    heavy = [
+        thing
         for thing in things
+        if str(thing) in repeated or str(thing).removesuffix(".pcap") in REPEATED
     ]
-    return pytest.mark.parametrize(name, cases, ids=str, scope="module")
+    return cases(name, things, heavy=heavy, ids=str, scope="module")
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import exchange, planned, produce, produced, workload
+from tests.cases import cases
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
 from tests.replay.made import PlanMaker
@@ -410,9 +411,7 @@ def missed(path: Path) -> tuple[int, set[str]]:
     return count, lost
 
 
-@pytest.mark.parametrize(
-    "name", ["librdkafka.pcap", pytest.param("java_0_10_2_2.pcap", marks=pytest.mark.heavy)]
-)
+@cases("name", ["librdkafka.pcap"], heavy=["java_0_10_2_2.pcap"])
 def test_every_exact_value_is_compared(captures: Path, name: str) -> None:
     """Those to which the table of fields gives no other kind."""
     count, lost = missed(captures / name)
