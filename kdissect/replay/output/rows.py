@@ -187,14 +187,20 @@ def summary_row(results: Results) -> Row:
     """Verdicts, APIs, findings, lag, how it ended."""
     outcomes, run = results.outcomes, results.run
     sent = [each for each in outcomes if each.sent is not None]
-    tolerated = [_kind_row(results, each) for each in kinds_of(outcomes, tolerated=True)]
+    tolerated = kinds_of(outcomes, tolerated=True)
     return {
         "type": "summary",
         "verdicts": _counts(outcomes),
         "apis": list(_api_rows(outcomes)),
         "kinds": [_kind_row(results, each) for each in results.kinds],
-        "tolerated": tolerated,
-        "release_changes": [each for each in tolerated if each["rule"] == RELEASE_RULE],
+        "tolerated": [_kind_row(results, each) for each in tolerated],
+        "release_changes": [
+            {"api_name": each.api_name, "path": each.first.path,
+             **_pair(text.readable_texts_of(each.first)), "what": each.first.note,
+             "count": len(each.found)}
+            for each in tolerated
+            if each.first.rule == RELEASE_RULE
+        ],
         "findings": [
             {"kind": each.place, "subject": each.keys[0],
              **dict(zip(("expected", "found"), text.texts_of(each), strict=True)),

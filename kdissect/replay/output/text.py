@@ -135,9 +135,9 @@ def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for row in changes:
         values = f": {row['captured']} -> {row['answered']}"
-        where = "" if row["path"].startswith("api_keys") else f" {row['example_path']}{values}"
+        where = "" if row["path"].startswith("api_keys") else f" {row['path']}{values}"
         count = plural(row["count"], "place")
-        lines.append(f"{row['api_name']}{where}: {'; '.join(row['notes'])}, {count}")
+        lines.append(f"{row['api_name']}{where}: {row['what']}, {count}")
     return lines
 
 
