@@ -266,7 +266,7 @@ class _Decoder:
         key = codec, size, int(batch["computed_crc"])
         equal, out = self.in_arena.get(key, (None, data[:0]))
         status, written = Status.OK, len(out)
-        is_there = written <= allowance and equal is not None and np.array_equal(equal, data)
+        is_there = written <= allowance and equal is not None and equal.tobytes() == data.tobytes()
         while not is_there:
             out = self.arena[self.arena_used :][:allowance]
             status, written = decompress(codec, data, out)
