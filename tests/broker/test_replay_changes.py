@@ -143,6 +143,23 @@ def test_an_interrupt_leaves_the_outputs_of_finished_steps(
     assert "nothing was written" not in done.errors
 
 
+def test_answers_that_stall(start_broker: StartBroker, tmp_path: Path) -> None:
+    """A broker that is stopped (SIGSTOP) keeps its connections: time limits end the run."""
+    target = start_broker(settings=AS_RECORDED)
+    lines = tmp_path / "r.jsonl"
+    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines), "--timeout", "1s")
+    after_plan(process, 5)
+    assert target.process is not None
+    target.process.send_signal(signal.SIGSTOP)
+    try:
+        done = finish(process, lines, 90)
+    finally:
+        target.process.send_signal(signal.SIGCONT)
+    assert done.status == 3
+    assert "stopped answering" in done.errors or "is gone" in done.errors
+    assert any("no answer within" in (row["error"] or "") for row in done.rows)
+
+
 def test_the_same_cluster(start_broker: StartBroker, tmp_path: Path) -> None:
     """The address that was captured is refused before a byte is sent; by name it is allowed."""
     target = start_broker(port=free_ports(1)[0])
