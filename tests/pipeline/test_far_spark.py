@@ -10,6 +10,8 @@ import kdissect
 from kdissect.capture import object_store as remote
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import task_table
+from kdissect.pipeline.append import ReadAgainError, append_plan
+from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id as capture_id_of
 from tests.builders.tables import all_rows, set_files
 from tests.cases import cases
@@ -109,11 +111,15 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
     assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
 
 
-def test_an_append_in_a_store(spark: Any, store: Store, tmp_path: Path) -> None:
+@cases("session", ["in_process"], heavy=["spark"])
+def test_an_append_in_a_store(
+    session: str, store: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The state lies beside the tables; a run reads the new objects only, and no other version."""
+    spark = request.getfixturevalue(session)
     parts = rotated(CAPTURES / "java_2_0_1.pcap", [581, 840], tmp_path / "parts")
     urls = [store.put(f"parts/{Path(part).name}", Path(part)) for part in parts]
-    out = store.url("appended")
+    out = store.url(f"appended-{session}")
     first = kdissect.dissect(spark, urls[0], out, keep_state=True)
     assert first.manifest["state"]["counts"]["open_exchanges"] > 0
     store.requests.clear()
@@ -123,8 +129,8 @@ def test_an_append_in_a_store(spark: Any, store: Store, tmp_path: Path) -> None:
     assert store.get_bytes("parts/part000.pcap") < 100, "its first bytes say what it is"
     check(tables, urls[:2])
     store.put("parts/part000.pcap", Path(parts[0]).read_bytes() + bytes(16))
-    tables = kdissect.dissect(spark, [urls[0], urls[2]], out, append=True)
-    assert tables.manifest["append"] == {"read_again": f"{urls[0]} is not what it was"}
+    with pytest.raises(ReadAgainError, match=r"part000\.pcap is not what it was"):
+        append_plan(out, [urls[0], urls[2]], Options())
 
 
 def test_a_range_that_cannot_be_read(
