@@ -63,13 +63,15 @@ def _element(element: Mapping[str, Any]) -> str:
 
 def texts_of(one: Difference) -> tuple[str, str]:
     """The captured and the answered value."""
-    show = _record_text if one.place.startswith(RECORDS) else value_text
+    return _text_of(one, one.captured), _text_of(one, one.answered)
+
+
+def _text_of(one: Difference, value: Any) -> str:
+    if one.is_secret and value is not None and value is not ABSENT:
+        return TEXT
     if one.place == SURPLUS:  # nobody knows what these bytes are
-        show = lambda value: plural(len(value or b""), "byte")  # noqa: E731
-    return tuple(
-        TEXT if value is not None and value is not ABSENT and one.is_secret else show(value)
-        for value in (one.captured, one.answered)
-    )  # type: ignore[return-value]
+        return plural(len(value or b""), "byte")
+    return _record_text(value) if one.place.startswith(RECORDS) else value_text(value)
 
 
 def _record_text(value: Any) -> str:
