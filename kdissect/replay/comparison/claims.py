@@ -151,7 +151,7 @@ class Claims:
         asked += entries(reply.request.get("topics"))
         for name in map(self._topics.of, asked) if reply.answer is None else done:
             self._claim(reply, None if reply.answer is None else GONE, "topic", name)
-            self._logs.forget_topic(name)
+            self._logs.forget_topic(name, reply)
             self._forget("config", 1, {name})
             self._forget("commit", 2, {name})  # the groups' offsets go with the topic
 
@@ -259,8 +259,8 @@ class Claims:
         return [*self._check_logs(state, held), *_differing(state.facts, decided, _BY_ANSWERS)]
 
     def _check_logs(self, state: State, held: set[str]) -> Iterator[Difference]:
-        for log, facts in sorted(self._logs.items(), key=lambda each: each[0]):
-            if not facts.produced and facts.deleted_to < 0:
+        for (log, _), facts in sorted(self._logs.items(), key=lambda each: each[0]):
+            if facts is not self._logs.of(log) or (not facts.produced and facts.deleted_to < 0):
                 continue
             wrong: Iterable[tuple[str, str]] = ()
             if (content := state.logs.get(log)) is not None:

@@ -21,7 +21,7 @@ from kdissect.replay.batches import headers
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.groups import Groups
 from kdissect.replay.comparison.kinds import Releases, tolerate_changes
-from kdissect.replay.comparison.logs import Logs
+from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, compare_records
 from kdissect.replay.comparison.normal_form import Normaliser, compare, is_set, requested
 from kdissect.replay.fields import FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Log, Outcome, Reply, Step, Verdict
@@ -93,8 +93,8 @@ class Judge:
         )
         self._table = table
         # of compared answers: steps and their record sets
-        self._expected_records: dict[Log, list[tuple[int, bytes]]] = defaultdict(list)
-        self._captured_ends: dict[Log, int] = defaultdict(int)  # of the captured records
+        self._expected_records: dict[LogFacts, list[tuple[int, bytes]]] = defaultdict(list)
+        self._captured_ends: dict[LogFacts, int] = defaultdict(int)  # of the captured records
 
     def _to_target(self, log: Log, offset: int) -> int:
         """The target's offset of one of the reference, or of the capture."""
@@ -123,17 +123,12 @@ class Judge:
 
     def judge(self) -> None:
         """Give each outcome its judgement."""
-        facts, ordered, ends = self._facts, self._facts.in_order(), dict[Log, int]()
+        facts, ordered = self._facts, self._facts.in_order()
         judgements = [self._judged(each) for each in ordered]
-        if self._reference is not None:
-            # A reference may have been asked later than the captured broker: then it has more
-            # records, which the target need not have.
-            offsets = self._reference.ids.offsets
-            ends = {log: offsets.to_target(log, end) for log, end in self._captured_ends.items()}
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
             facts.claims.contradictions,
-            facts.logs.compare(self._expected_records, self._to_target, ends),
+            self._compared_records(),
             facts.logs.contradictions(),
             facts.groups.contradictions(),
         ):
@@ -145,6 +140,15 @@ class Judge:
                 judgement = judgement.with_differences([*judgement.differences, *new])
             outcome.judgement = judgement
         model.tolerate(ordered, partial(_as_set, facts.claims.set_configs))
+
+    def _compared_records(self) -> Iterator[model.Contradiction]:
+        for facts, sets in self._expected_records.items():
+            end = self._captured_ends.get(facts, MANY)
+            if self._reference is not None:
+                # A reference may have been asked later than the captured broker: then it has more
+                # records, which the target need not have.
+                end = self._reference.ids.offsets.to_target(facts.log, end)
+            yield from compare_records(facts, sets, self._to_target, end)
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange
@@ -161,12 +165,14 @@ class Judge:
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
         for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
-            self._expected_records[log].append((step.number, partition["records"] or b""))
+            of_log = self._facts.logs.of(log, outcome.sent_ns)
+            self._expected_records[of_log].append((step.number, partition["records"] or b""))
         has_reference = self._reference is not None
         captured = response_body(exchange) if is_fetch and has_reference else {}
         for log, partition in self._facts.ids.names.logs(captured):
             ends = [each.last_offset + 1 for each in headers(partition["records"] or b"")]
-            self._captured_ends[log] = max(self._captured_ends[log], *ends, 0)
+            of_log = self._facts.logs.of(log, outcome.sent_ns)
+            self._captured_ends[of_log] = max(self._captured_ends[of_log], *ends, 0)
         if answer.api_version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{answer.api_version}"
             note = "sent at the nearest version that the target speaks"

@@ -16,12 +16,16 @@ are also compared with each other, those included that were followed by another 
 - A read_committed answer lists each transaction whose records and abort marker it has (KIP-98).
 
 An offset that a node has answered holds for later answers of that node at once, and for other nodes
-after LAG_NS. Nothing is said about a topic's offsets after the run has deleted it.
+after LAG_NS.
+
+Topics of one name that the run deletes and makes again have logs of their own. A request is about
+the one that was there when it was sent. Nothing is said about the offsets of later ones: a broker
+may still show the one before.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +34,7 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import batches
 from kdissect.replay.batches import Batch, batches_of
-from kdissect.replay.model import Contradiction, Difference, Log, Reply
+from kdissect.replay.model import FOREVER_NS, Contradiction, Difference, Log, Reply
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, entries
 from kdissect.tables.schemas import Row
@@ -125,10 +129,11 @@ class _Fetched:
         return self.reply.wrong(_in_log(self.log, f"{RECORDS}[]{name}", c, a, note, offset))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LogFacts:
     """What the run shows of one log.
 
+    life: how many topics of its name the run has deleted before.
     produced: by base offset. unknown: records that may be there besides. silent: record sets of
     Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never.
     fetched: in the order of the answers. delivered: their batches by base offset, each as it came
@@ -137,6 +142,7 @@ class LogFacts:
     """
 
     log: Log
+    life: int
     produced: dict[int, Produced] = field(default_factory=dict)
     unknown: int = 0
     silent: list[bytes] = field(default_factory=list)
@@ -146,10 +152,6 @@ class LogFacts:
     delivered: dict[int, Batch] = field(default_factory=dict)
     old: dict[int, Row] = field(default_factory=dict)
     readings: dict[str, list[_Reading]] = field(default_factory=lambda: defaultdict(list))
-
-    def forget(self) -> None:
-        """Forget what was produced: nobody knows whether the log is still there."""
-        self.produced, self.unknown, self.deleted_to = {}, 0, -1
 
     def add(self, fetched: _Fetched) -> None:
         self.fetched.append(fetched)
@@ -173,17 +175,17 @@ class LogFacts:
                 self.readings[name].append(_Reading(partition[of], reply, place + of))
 
 
-class Logs(dict[Log, LogFacts]):
-    """The logs of a run by the capture's names. Give it each reply, those that were followed by
-    another try included, in the order of their coming."""
+class Logs(dict[tuple[Log, int], LogFacts]):
+    """The logs of a run by the capture's names and the lives of their topics. Give it each reply,
+    those that were followed by another try included, in the order of their coming."""
 
     def __init__(self, ids: IdMap) -> None:
         super().__init__()
         self._ids, self._topics = ids, ids.target_topics
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
-        self._deleted: set[str] = set()
-        self._found: list[Contradiction] = []
         self._marker_count = 0
+        # by topic: when it was deleted, and how many transactions had ended by then
+        self._deleted: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.readers: Readers = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
@@ -192,9 +194,13 @@ class Logs(dict[Log, LogFacts]):
             ApiKey.DELETE_RECORDS: self._delete_records,
         }
 
-    def __missing__(self, log: Log) -> LogFacts:
-        self[log] = LogFacts(log)
-        return self[log]
+    def __missing__(self, key: tuple[Log, int]) -> LogFacts:
+        self[key] = LogFacts(*key)
+        return self[key]
+
+    def of(self, log: Log, sent_ns: int = FOREVER_NS) -> LogFacts:
+        """The log that a request is about which was sent then; without a time, the last one."""
+        return self[log, bisect_left(self._deleted[log[0]], (sent_ns,))]
 
     def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
         """The records that a transaction has produced were aborted, or not. Markers follow them."""
@@ -202,14 +208,10 @@ class Logs(dict[Log, LogFacts]):
         for each in self._open.pop(name, []):
             each.is_aborted = is_aborted
 
-    def forget_topic(self, name: str) -> None:
-        """The topic was deleted, or nobody knows whether it was: what answers have shown by then is
-        compared with each other, and nothing with later ones."""
-        for facts in [facts for log, facts in self.items() if log[0] == name]:
-            self._found += self._contradictions(facts)
-            facts.forget()
-            facts.fetched, facts.readings = [], defaultdict(list)
-        self._deleted.add(name)
+    def forget_topic(self, name: str, reply: Reply) -> None:
+        """The topic was deleted, or nobody knows whether it was."""
+        at_ns = max(reply.sent_ns, reply.answered_ns)
+        self._deleted[name].append((at_ns, self._marker_count))
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ class Logs(dict[Log, LogFacts]):
         answered = dict(self._topics.logs(reply.body))
         owner, acks = reply.request.get("transactional_id") or "", reply.request["acks"]
         for log, entry in self._topics.logs(reply.request):
-            facts, data = self[log], entry["records"] or b""
+            facts, data = self.of(log, reply.sent_ns), entry["records"] or b""
             found = [*batches.headers(data)]
             facts.is_transactional |= any(each.is_transactional for each in found)
             is_old = any(each.magic != 2 for each in found)
@@ -261,12 +263,14 @@ class Logs(dict[Log, LogFacts]):
                 room = min(asked.get("partition_max_bytes", 0), left) if size else _ANY_BATCH
                 found = batches_of(partition["records"] or b"")
                 fetched = _Fetched(log, reply, found, offset, room if is_due else -1, aborted)
-                self[log].add(fetched)
-                self[log].shows(reply, _FETCHED, partition, **_WATERMARKS)
+                facts = self.of(log, reply.sent_ns)
+                facts.add(fetched)
+                facts.shows(reply, _FETCHED, partition, **_WATERMARKS)
 
     def _share_fetch(self, reply: Reply) -> None:
         for log, partition in self._topics.logs(reply.body):
-            self[log].add(_Fetched(log, reply, batches_of(partition["records"] or b"")))
+            fetched = _Fetched(log, reply, batches_of(partition["records"] or b""))
+            self.of(log, reply.sent_ns).add(fetched)
 
     def _list_offsets(self, reply: Reply) -> None:
         asked = dict(self._topics.logs(reply.request))
@@ -275,42 +279,28 @@ class Logs(dict[Log, LogFacts]):
         for log, partition in self._topics.logs(reply.body):
             name = names.get(asked.get(log, {}).get("timestamp", 0))
             if name is not None and not partition["error_code"]:
-                self[log].shows(reply, _LISTED, partition, **{name: "offset"})
+                facts = self.of(log, reply.sent_ns)
+                facts.shows(reply, _LISTED, partition, **{name: "offset"})
 
     def _delete_records(self, reply: Reply) -> None:
         for log, partition in self._topics.logs(reply.body):
             if not partition["error_code"]:
-                self[log].deleted_to = partition["low_watermark"]
-                self[log].shows(reply, _LISTED, partition, starts="low_watermark")
+                facts = self.of(log, reply.sent_ns)
+                facts.deleted_to = partition["low_watermark"]
+                facts.shows(reply, _LISTED, partition, starts="low_watermark")
         for log, _ in self._topics.logs(reply.request) if reply.answer is None else ():
-            self[log].forget()
+            facts = self.of(log, reply.sent_ns)  # nobody knows which records are still there
+            facts.produced, facts.unknown, facts.deleted_to = {}, 0, -1
 
     # -- contradictions -------------------------------------------------------------------------
 
-    def compare(
-        self,
-        expected: Mapping[Log, Sequence[tuple[int, bytes]]],
-        to_target: ToTarget,
-        ends: Mapping[Log, int],
-    ) -> Iterator[Contradiction]:
-        """Compare captured records with the delivered ones, in whichever answer these came.
-
-        expected: by log, steps whose answers should bring these record sets. to_target: an offset
-        of the other side. ends: where the records end there that have to come; without: all have.
-        """
-        for log, sets in expected.items():
-            end = ends.get(log, MANY)
-            yield from _compare_records(self[log], sets, to_target, end)
-
     def contradictions(self) -> Iterator[Contradiction]:
-        yield from self._found
         for facts in self.values():
             yield from self._contradictions(facts)
 
     def _contradictions(self, facts: LogFacts) -> Iterator[Contradiction]:
-        topic = facts.log[0]
-        is_lasting = bool(topic) and topic not in self._deleted
-        kept = {*facts.produced, *facts.delivered} if self._is_dense(topic) else set()
+        is_lasting = bool(facts.log[0]) and not facts.life
+        kept = {*facts.produced, *facts.delivered} if self._is_dense(facts) else set()
         for fetched in facts.fetched:
             yield from _check_batches(fetched, facts, kept)
             if is_lasting and fetched.aborted is not None:
@@ -319,10 +309,10 @@ class Logs(dict[Log, LogFacts]):
             yield from self._check_ends(facts)
             yield from _check_falling(facts.log, facts.readings["starts"])
 
-    def _is_dense(self, topic: str) -> bool:
-        """Return whether the logs of a topic keep all their batches."""
-        known = self._ids.plan.workload.facts.topics.get(topic)
-        if known is None or topic in self._deleted:
+    def _is_dense(self, facts: LogFacts) -> bool:
+        """Return whether the log keeps all its batches."""
+        known = self._ids.plan.workload.facts.topics.get(facts.log[0])
+        if known is None or facts.life:
             return False
         return not known.is_internal and "compact" not in known.configs.get(_POLICY, "")
 
@@ -332,7 +322,8 @@ class Logs(dict[Log, LogFacts]):
         if 0 in facts.produced:  # the log began in this run
             known = [each.end for each in facts.produced.values()]
             known += [each.end for each in facts.fetched]
-            markers = self._marker_count if facts.is_transactional else 0
+            counts = [count for _, count in self._deleted[facts.log[0]]] + [self._marker_count]
+            markers = counts[facts.life] if facts.is_transactional else 0
             ceiling = max(known) + facts.unknown + markers
         credible = []
         for reading in facts.readings["ends"]:
@@ -348,10 +339,13 @@ class Logs(dict[Log, LogFacts]):
 # -- captured records -----------------------------------------------------------------------------
 
 
-def _compare_records(
+def compare_records(
     facts: LogFacts, expected: Sequence[tuple[int, bytes]], to_target: ToTarget, end: int
 ) -> Iterator[Contradiction]:
-    """Compare captured records of a log with those that answers have brought.
+    """Compare captured records of a log with the delivered ones, in whichever answer these came.
+
+    expected: steps whose answers should bring these record sets. to_target: an offset of the other
+    side. end: where the records end there that have to come; `MANY` if all have.
 
     Records that only changed their places are allowed if Produce requests with acks 0 wrote them:
     those in flight at the same time have no order.

@@ -3,7 +3,10 @@
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.judge import RunFacts
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.judge import Judge, RunFacts
+from kdissect.replay.comparison.logs import MANY, compare_records
+from kdissect.replay.fields import built_in_fields
 from kdissect.replay.model import Difference
 from tests.replay.comparison.made_run import Run
 
@@ -20,18 +23,18 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
 
 
 def found(
-    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", end: int | None = None
+    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", end: int = MANY
 ) -> list[Difference]:
     """The differences of (captured, answered) records of log t-0. shift: of its offsets. end: of
     those that have to come."""
     run = Run()
     for _, answered in answers:
         run.fetch(1, 0, answered, 0)
-    logs = RunFacts(run.ids(), run.outcomes).logs
-    logs[LOG].silent.append(silent)
-    expected = {LOG: [(step, captured) for step, (captured, _) in enumerate(answers)]}
-    ends = {} if end is None else {LOG: end}
-    return [one for _, one in logs.compare(expected, lambda _, offset: offset + shift, ends)]
+    facts = RunFacts(run.ids(), run.outcomes).logs.of(LOG)
+    facts.silent.append(silent)
+    expected = [(step, captured) for step, (captured, _) in enumerate(answers)]
+    compared = compare_records(facts, expected, lambda _, offset: offset + shift, end)
+    return [one for _, one in compared]
 
 
 def test_records_are_compared_by_offset_across_batches() -> None:
@@ -82,3 +85,33 @@ def test_records_without_an_order(
     both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
     rules = {each.rule for each in found(both, silent=batch(0, known))}
     assert rules == {"unacknowledged-order" if is_allowed else ""}
+
+
+@pytest.mark.parametrize(
+    ("second", "lost"),
+    [(b"second", []), (b"first", [(2, "value", b"second", b"first")])],
+    ids=["right", "of the deleted topic"],
+)
+def test_records_of_a_topic_that_is_made_again(
+    second: bytes, lost: list[tuple[int, str, bytes, bytes]]
+) -> None:
+    """Each Fetch is compared with the records of the topic that it was about, an answer that comes
+    after the deletion included."""
+    run = Run()
+    deleted = {"responses": [{"name": "t", "error_code": 0}]}
+    late = run.fetch(1, 0, batch(0, [b"first"]), 1)
+    run.add(2, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, deleted)
+    again = run.fetch(3, 0, batch(0, [second]), 1)
+    run.outcomes[late].answered_ns = run.outcomes[again].answered_ns
+    ids = run.ids()
+    for number, value in ((late, b"first"), (again, b"second")):
+        outcome = run.outcomes[number]
+        answer = run.fetch(0, 0, batch(0, [value]), 1)
+        outcome.step.exchange.response = run.outcomes.pop(answer).answer
+    Judge(RunFacts(ids, run.outcomes), built_in_fields()).judge()
+    found = [
+        (each.step.number, one.place.rpartition(".")[2], one.captured, one.answered)
+        for each in run.outcomes
+        for one in each.judgement.differences
+    ]
+    assert found == lost
