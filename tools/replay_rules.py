@@ -53,6 +53,7 @@ Each rule can also have these conditions:
 - `where = { field = "regular expression" }`: fields of the same struct match.
 - `several_brokers = true`: the capture or the target has more than one broker.
 - `racing = true`: another request was changing the data during this read.
+- `early = true`: so it was, or topics or partitions were made up to two seconds before.
 
 ## The built-in rules
 
@@ -124,6 +125,8 @@ def _what(rule: FieldRule) -> str:
         parts.append("with several brokers")
     if rule.racing:
         parts.append("read while another request changed it")
+    if rule.early:
+        parts.append("read while it was being made, or moments after")
     return "; ".join(parts)
 
 

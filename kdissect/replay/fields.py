@@ -101,6 +101,7 @@ class FieldRule(Match):
     relative: float = 0.0
     several_brokers: bool = False
     racing: bool = False
+    early: bool = False
     is_own: bool = False
 
     @property
@@ -273,7 +274,8 @@ def _one_path(path: str) -> str:
 class FieldContext(NamedTuple):
     """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
 
-    partition is that of the value's own struct or of one around it. is_racing: as of the `Step`.
+    partition is that of the value's own struct or of one around it. is_racing, is_early: as of the
+    `Step`.
     """
 
     topic: str = ""
@@ -282,6 +284,7 @@ class FieldContext(NamedTuple):
     group: str = ""
     transactional_id: str = ""
     is_racing: bool = False
+    is_early: bool = False
 
 
 class FieldRef(NamedTuple):

@@ -211,6 +211,7 @@ class Step:
         sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
     is_racing: what it reads was changing, or its order is not kept; either result is right.
+    is_early: topics or partitions were made moments before; the captured broker may lack them yet.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
         take, in ns.
@@ -224,6 +225,7 @@ class Step:
     at_ns: int
     expects_response: bool
     is_racing: bool = False
+    is_early: bool = False
     awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None
     accesses: tuple[ResourceAccess, ...] = ()

@@ -195,7 +195,7 @@ class Judge:
         for rule in self._table.at(step.api_name, one.place):
             holders = around if rule.ignores_below else around[-1:]
             if _allows(rule, one) and any(
-                self._expected_form.applies(rule, step.is_racing, each) for each in holders
+                self._expected_form.applies(rule, step, each) for each in holders
             ):
                 return replace(one, rule=rule.name)
         return one

@@ -115,7 +115,8 @@ class Normaliser:
         shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
         asked = request_body(step.exchange)  # names what the response may not
         group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
-        request = FieldContext(group=group, transactional_id=owner, is_racing=step.is_racing)
+        timing = step.is_racing, step.is_early
+        request = FieldContext("", None, -1, group, owner, *timing)
         tree = self._struct(shape, message.body, shape.within(message.body, request))
         if message.surplus:
             tree[SURPLUS] = message.surplus
@@ -147,13 +148,13 @@ class Normaliser:
         self, rules: tuple[FieldRule, ...], values: Body, around: FieldContext
     ) -> FieldKind | None:
         for rule in rules:
-            if self.applies(rule, around.is_racing, values):
+            if self.applies(rule, around, values):
                 return rule.kind
         return None
 
-    def applies(self, rule: FieldRule, is_racing: bool, values: Body) -> bool:
+    def applies(self, rule: FieldRule, read: Step | FieldContext, values: Body) -> bool:
         """Return whether the conditions of a rule hold in a struct."""
-        if rule.racing and not is_racing:
+        if (rule.racing or rule.early) and not (read.is_racing or (rule.early and read.is_early)):
             return False
         if rule.kind == "server" and self._keeps_server:
             return False

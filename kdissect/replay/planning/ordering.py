@@ -47,7 +47,8 @@ from kdissect.replay.model import TRANSACTIONS, WRITES, Mode, ReplayPlan, Resour
 from kdissect.replay.workload import messages
 from kdissect.replay.workload.messages import codes, response_body
 
-# brokers announce new and deleted topics some time after they answered that it is done
+# Brokers announce new and deleted topics some time after they answered that it is done. The run
+# waits until the target has announced new ones.
 _ANNOUNCE_NS = 2_000_000_000
 _SHOWS_TOPICS = messages.apis("Metadata DescribeTopicPartitions")
 _WAITS_FOR_MEMBERS = messages.apis("JoinGroup SyncGroup")
@@ -77,7 +78,7 @@ _CIRCLE = (
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
-    """Set `depends_on`, `sent_after`, `is_racing` and `awaits` of a plan's steps.
+    """Set `depends_on`, `sent_after`, `is_racing`, `is_early` and `awaits` of a plan's steps.
 
     start_ns: the time of the first step.
     """
@@ -138,13 +139,16 @@ class _Ordering:
         # at equal times, a seen response comes before a sent request
         events = [(step.at_ns, True, step.number) for step in self.active]
         events += [(at_ns, False, number) for number, at_ns in self.seen_ns.items()]
-        announced_ns = -_ANNOUNCE_NS  # when topics or partitions were made or deleted last
+        made_ns = deleted_ns = -_ANNOUNCE_NS  # when topics, or partitions, were so last
         for at_ns, is_request, number in sorted(events):
             step = self.steps[number]
             if is_request and step.exchange.api_key in _SHOWS_TOPICS:
-                step.is_racing |= at_ns - announced_ns < _ANNOUNCE_NS
-            if (("topics",), Mode.COMMUTING_WRITE) in step.accesses:
-                announced_ns = at_ns
+                step.is_racing |= at_ns - deleted_ns < _ANNOUNCE_NS
+                step.is_early = at_ns - made_ns < _ANNOUNCE_NS
+            if step.exchange.api_key == ApiKey.DELETE_TOPICS:
+                deleted_ns = at_ns
+            elif (("topics",), Mode.COMMUTING_WRITE) in step.accesses:
+                made_ns = at_ns
             if is_request:
                 self._sent(step)
             else:

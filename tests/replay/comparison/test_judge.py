@@ -195,10 +195,12 @@ def plan_of(answer: Message) -> ReplayPlan:
     return make_plan(workload([exchange(0, request, 0, 1, answer)]), everything())
 
 
-def described(count: int, racing: bool, *partitions: int, code: int = 0) -> Judgement:
+def described(
+    count: int, racing: bool, *partitions: int, code: int = 0, early: bool = False
+) -> Judgement:
     """A Metadata answer about a topic that had `count` partitions in the capture."""
     plan = plan_of(metadata(7, range(count)))
-    plan.steps[0].is_racing = racing
+    plan.steps[0].is_racing, plan.steps[0].is_early = racing, early
     answer = encode_message(metadata(7, partitions, error_code=code))
     outcome = Outcome(plan.steps[0], answer=answer)
     Judge(RunFacts(IdMap(plan), [outcome]), load_fields()).judge()
@@ -212,6 +214,13 @@ def test_reads_of_what_was_just_changing() -> None:
     assert new(described(2, True)) == [("topics[t].partitions", ["0", "1"], [])]
     assert described(2, True, 0, 1, code=3).verdict is Verdict.TOLERATED
     assert described(2, True, 0, 1, code=-1).verdict is Verdict.DIFFERENT
+
+
+def test_reads_after_topics_were_made() -> None:
+    """The captured broker may lack them, but the replay has waited for them."""
+    assert described(1, False, 0, 1, early=True).verdict is Verdict.TOLERATED
+    assert described(2, False, 0, early=True).verdict is Verdict.DIFFERENT
+    assert described(2, False, 0, 1, code=3, early=True).verdict is Verdict.DIFFERENT
 
 
 def test_a_config_that_the_run_has_set_is_right() -> None:

@@ -362,12 +362,12 @@ def test_a_produce_while_records_are_deleted_is_a_race() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_allowed", "is_made", "read_ms", "is_racing"),
+    ("is_allowed", "is_made", "read_ms", "is_early"),
     [(True, True, 9, True), (False, True, 9, False), (True, False, 9, False),
      (True, True, 2009, False)],
 )  # fmt: skip
 def test_topics_that_metadata_requests_make(
-    is_allowed: bool, is_made: bool, read_ms: int, is_racing: bool
+    is_allowed: bool, is_made: bool, read_ms: int, is_early: bool
 ) -> None:
     """Brokers announce them some time after they answered that the topic is not there."""
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": is_allowed}
@@ -379,7 +379,23 @@ def test_topics_that_metadata_requests_make(
         "new", first_time_ns=9_000_000 if is_made else -1
     )
     plan = make_plan(captured, everything())
-    assert step_of(plan, read).is_racing is is_racing
+    step = step_of(plan, read)
+    assert (step.is_racing, step.is_early) == (False, is_early)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "read_ms", "is_racing", "is_early"),
+    [(ApiKey.CREATE_TOPICS, 5, 9, False, True), (ApiKey.CREATE_PARTITIONS, 2, 9, False, True),
+     (ApiKey.DELETE_TOPICS, 6, 9, True, False), (ApiKey.DELETE_TOPICS, 6, 2009, False, False)],
+)  # fmt: skip
+def test_a_read_moments_after_a_change_of_topics(
+    api_key: int, version: int, read_ms: int, is_racing: bool, is_early: bool
+) -> None:
+    """The replay waits for what was made, but a captured broker may show what was deleted."""
+    change = call(api_key, version, 0, topics=[])
+    read = exchange(1, metadata(), read_ms, read_ms + 1, ANSWERS[ApiKey.METADATA])
+    step = step_of(planned(change, read), read)
+    assert (step.is_racing, step.is_early) == (is_racing, is_early)
 
 
 @pytest.mark.parametrize(("code", "is_skipped"), [(113, True), (27, True), (14, True), (25, False)])
