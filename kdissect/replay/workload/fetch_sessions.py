@@ -28,16 +28,18 @@ class FetchSessions:
     def after(self, broker: Broker, request: Body, response: Body) -> Entries:
         """Add the next captured Fetch of a session, and return the partitions that it asks for.
 
-        Of a session whose begin was not captured, these are at least those that had records.
+        If the begin of the session was not captured, these are the partitions that captured
+        requests of it have named so far, and those whose records captured responses have.
+        response: empty if it was not captured; then the session goes on as the client asked.
         """
-        is_new = request.get("session_epoch", -1) <= 0
-        known = {} if is_new else self.known.get((broker, request["session_id"]), {})
+        session_id = request["session_id"] if request.get("session_epoch", -1) > 0 else 0
+        known = self.known.get((broker, session_id), {})
         found = in_session(known, request)
         for topic, number, partition in partitions(response):
             for first in islice(headers(partition["records"] or b""), 1):
                 at_first = {"partition": number, "fetch_offset": first.base_offset}
                 found.setdefault((_key(topic), number), {**at_first, "partition_max_bytes": _BYTES})
-        if session_id := response.get("session_id", 0):
+        if session_id := response.get("session_id", session_id):
             self.known[broker, session_id] = found
         return found
 

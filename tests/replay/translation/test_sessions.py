@@ -45,6 +45,26 @@ def test_a_fetch_session_that_began_before_the_capture_is_not_known() -> None:
     assert isinstance(translator.request(step), Skipped)
 
 
+def test_a_fetch_session_goes_on_although_a_response_was_not_captured() -> None:
+    """The client got it: its next request names only the partition that has changed since."""
+
+    def fetch(epoch: int, **offsets: int) -> Message:
+        parts = [{"partition": int(key[1:]), "fetch_offset": at} for key, at in offsets.items()]
+        topics = [{"topic": "t", "partitions": parts}]
+        session = {"session_id": 9 * (epoch > 0), "session_epoch": epoch}
+        return a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, **session, topics=topics)
+
+    captured = a_response(ApiKey.FETCH, 12, session_id=9, responses=[])
+    translator, steps = translated(
+        exchange(0, fetch(0, p0=0, p1=0), 0, 1, captured),
+        exchange(0, fetch(1, p0=100), 2, 3, None),
+        exchange(0, fetch(2, p1=5), 4, 5, captured),
+    )
+    asked = [sent(translator, step)["topics"][0]["partitions"] for step in steps]
+    offsets = [{each["partition"]: each["fetch_offset"] for each in parts} for parts in asked]
+    assert offsets == [{0: 0, 1: 0}, {0: 100, 1: 0}, {0: 100, 1: 5}]
+
+
 def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
     """A uuid as Kafka writes it, the same each time."""
     found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
