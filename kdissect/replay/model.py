@@ -23,8 +23,6 @@ READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "trans
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
 WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
 DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
-
-
 FOREVER_NS = 1 << 62  # later than any moment of a run
 Log = tuple[str, int]  # the capture's name of a topic, partition
 Broker = tuple[str, int]  # its captured address
@@ -41,6 +39,7 @@ class Exchange:
     connection: place of its connection in the workload. index: its own place there.
     request, response: frames; None if it was not captured whole, or cannot be rebuilt, and then
         `request_missing` / `response_missing` says why in one clause ("" if none was due).
+    request_time_ns: the response's time if the request was not captured.
     expects_response: False for Produce with acks 0.
     internal_reason: why this is traffic among brokers and controllers, "" if it is a client's.
     request_packet, response_packet: Wireshark's frame numbers, -1 unknown. capture: the file's
@@ -205,7 +204,8 @@ class Step:
     skipped: why it is not sent at all, or None.
     accesses: each resource that it reads or changes, once; of a skipped step too.
     depends_on: steps that must be *complete* before this is sent: answered, failed, timed out or
-        skipped; a step without a response, when the ApiVersions behind it was answered or failed.
+        skipped. A Produce with acks 0 is complete when the ApiVersions that the replay sends behind
+        it was answered or failed.
     sent_after: steps that must have been *sent* (or be complete) before this is sent.
         Order within the connection is not in either list where requests were pipelined: the runner
         sends a connection's steps in the order of `ReplayPlan.lanes` always.

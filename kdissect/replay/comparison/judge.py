@@ -214,7 +214,7 @@ def unanswered(outcome: Outcome) -> Judgement | None:
         )
         return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
     if outcome.error and had_none and exchange.response_missing:
-        reason = f"{outcome.error}; in the capture {exchange.response_missing}"
+        reason = f"{outcome.error}; no captured response: {exchange.response_missing}"
         return Judgement(Verdict.TOLERATED, reason=reason)
     if outcome.error:
         return Judgement(Verdict.ERROR, reason=outcome.error)
@@ -251,8 +251,9 @@ def judge_run(
     table: FieldTable,
     releases: Releases,
 ) -> list[str]:
-    """Give each outcome of a run its judgement: by the reference that it resembles most, or else by
-    the capture. What differs between control runs, or between the releases, is tolerated.
+    """Give each outcome of a run its judgement: by the reference that it resembles most, or by the
+    capture if there are no references. What differs between control runs, or between the releases,
+    is tolerated.
 
     Returns notes, which name what is noise, and rules of the user that allowed nothing.
     """
@@ -262,7 +263,7 @@ def judge_run(
         Judge(facts, table, reference).judge()
         judged.append([each.judgement for each in facts.outcomes])
     for outcome, *judgements in zip(facts.outcomes, *judged, strict=True):
-        outcome.judgement = min(judgements, key=_difference_count)
+        outcome.judgement = min(judgements, key=_rank)
     used = {one.rule for each in chain(*judged) for one in each.differences}
     notes = [
         f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
@@ -278,9 +279,11 @@ def judge_run(
     return [*notes, *noise.notes()]
 
 
-def _difference_count(judgement: Judgement) -> tuple[bool, int]:
-    is_wrong = judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
-    return is_wrong, sum(not each.rule for each in judgement.differences)
+def _rank(judgement: Judgement) -> tuple[bool, int]:
+    """Lower by a reference that the answer resembles more, and highest by one that has no answer:
+    then the judgement has the reason why nothing was compared."""
+    is_compared = not judgement.reason or judgement.verdict is Verdict.ERROR
+    return not is_compared, sum(not each.rule for each in judgement.differences)
 
 
 def end_findings(

@@ -161,11 +161,7 @@ class LogFacts:
             else:
                 self.old |= batch.rows()
         if fetched.batches:
-            self.reaches(fetched.end, fetched.reply)
-
-    def reaches(self, end: int, reply: Reply) -> None:
-        """Records of an answer end there."""
-        self.readings["ends"].append(_Reading(end, reply, ""))
+            self.readings["ends"].append(_Reading(fetched.end, fetched.reply, ""))
 
     def shows(self, reply: Reply, place: str, partition: Body, **fields: str) -> None:
         """Note the offsets that a partition shows in an answer. fields: by the name of the
@@ -237,7 +233,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
                 if owner:
                     self._open[owner].append(made)
                 if acks == _ACKS_ALL:
-                    facts.reaches(made.end, reply)
+                    facts.readings["ends"].append(_Reading(made.end, reply, ""))
                 facts.shows(reply, _PRODUCED, result, starts="log_start_offset")
 
     def _fetch(self, reply: Reply) -> None:
@@ -296,18 +292,15 @@ class Logs(dict[tuple[Log, int], LogFacts]):
 
     def contradictions(self) -> Iterator[Contradiction]:
         for facts in self.values():
-            yield from self._contradictions(facts)
-
-    def _contradictions(self, facts: LogFacts) -> Iterator[Contradiction]:
-        is_lasting = bool(facts.log[0]) and not facts.life
-        kept = {*facts.produced, *facts.delivered} if self._is_dense(facts) else set()
-        for fetched in facts.fetched:
-            yield from _check_batches(fetched, facts, kept)
-            if is_lasting and fetched.aborted is not None:
-                yield from _check_aborted(fetched, fetched.aborted)
-        if is_lasting:
-            yield from self._check_ends(facts)
-            yield from _check_falling(facts.log, facts.readings["starts"])
+            is_lasting = bool(facts.log[0]) and not facts.life
+            kept = {*facts.produced, *facts.delivered} if self._is_dense(facts) else set()
+            for fetched in facts.fetched:
+                yield from _check_batches(fetched, facts, kept)
+                if is_lasting and fetched.aborted is not None:
+                    yield from _check_aborted(fetched, fetched.aborted)
+            if is_lasting:
+                yield from self._check_ends(facts)
+                yield from _check_falling(facts.log, facts.readings["starts"])
 
     def _is_dense(self, facts: LogFacts) -> bool:
         """Return whether the log keeps all its batches."""

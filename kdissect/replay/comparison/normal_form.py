@@ -268,9 +268,10 @@ class Normaliser:
         return value
 
     def _position(self, kind: FieldKind, offset: int, around: FieldContext) -> Any:
-        """Where an offset is in the captured log. While another request writes, and next to
-        transaction markers, that is no matter: `logs` compares it with the target's log. One of
-        the capture counts as the target's do: next to markers and log starts the numbers differ."""
+        """Where an offset is in the captured log. While another request writes, and in logs with
+        transaction markers, only whether it is set is compared: `logs` compares it with the
+        target's log. A captured offset goes to the target and back, since several captured offsets
+        may be one there, as those before the start of the log."""
         log = self.topics.name(around.topic, around.topic_id), around.partition
         offsets = self._ids.offsets
         if kind != "stored-offset" and log in self._ids.marked:

@@ -9,7 +9,8 @@ and if the two have one of these in common:
 - their connection: a client's next request may follow from the last response that it saw. Requests
   that it pipelined stay pipelined.
 - a resource of the broker (see `resources`): a read waits for earlier writes, and a write waits for
-  earlier writes and reads.
+  earlier writes and reads. It does not wait for a `Mode.PEEK`: a Fetch may wait at the broker for
+  that write.
 
 All these dependencies go from an earlier event to a later one, so they cannot form a cycle.
 
@@ -29,8 +30,8 @@ they send their requests. Such requests wait until it was *sent* (`Step.sent_aft
 Time runs out on a broker, too: a classic group removes a member that sends nothing for its session
 timeout. Static members go in this way instead of leaving (KIP-345). A coordinator aborts a
 transaction that is open longer than its producer asked for, and refuses what the producer sends for
-it then. At the target these times run anew. The run asks it, before a request that needs it, until
-they are over (`Step.awaits`).
+it then. At the target these times run anew. Before a request that needs them to be over, the run
+asks the target until they are (`Step.awaits`).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run
 LANE_TIMEOUTS = 3  # the same for one captured connection
 _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no client id
 STALLED = "the target stopped answering"
-NOT_WAITED = "the connection was ended without the answer, as the client did"
+NOT_WAITED = "the replay did not wait longer for the answer"
 GRACE_S = 1.0
 
 
@@ -289,8 +289,8 @@ class Runner:
             await asyncio.sleep(wait_ns / 1e9)
 
     async def _leave(self, lane: Lane) -> None:
-        """Close the connections of a lane after the last answer. A client that went away with
-        requests open did not wait for them: so does the replay."""
+        """Close the connections of a lane after the answers to all requests whose responses were
+        captured. Other answers have `GRACE_S` more: the client went away, or the capture ended."""
         for number in lane.numbers:
             exchange = self.plan.steps[number].exchange
             if exchange.response_time_ns >= 0 or not exchange.expects_response:

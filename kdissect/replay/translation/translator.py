@@ -7,10 +7,10 @@ again. If nothing changes, the captured bytes go out with another correlation id
 the kinds of fields. A few APIs need more than that.
 
 The `IdMap` begins with the captured log starts and fetched offsets. Before the first request the
-session adds the target's leaders and log starts. Then answers teach it, but for those to a Fetch
-(`learning.LEARNERS`): where the captured response has X, and the target's answer to the same
-request has Y, later requests with X are sent with Y. Its keys are the capture's (names before
-renames), so a capture is replayed to its own cluster and to another one in the same way.
+session adds the target's leaders and log starts. Then answers teach it, to the APIs of
+`learning.LEARNERS`: where the captured response has X, and the target's answer to the same request
+has Y, later requests with X are sent with Y. Its keys are the capture's (names before renames), so
+a capture is replayed to its own cluster and to another one in the same way.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
 
 
 def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
-    """The Fetch without a session, for all partitions of its captured one (KIP-227).
+    """The Fetch without a session, for all partitions of the captured session (KIP-227).
 
     An incremental Fetch names only the partitions that change; for all others, the broker uses the
     session's earlier requests. A target may drop a session at any time, and a session belongs to

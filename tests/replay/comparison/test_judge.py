@@ -14,7 +14,8 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import layout
 from kdissect.protocol.model import Type
-from kdissect.replay.comparison.judge import NOISE, Judge, Noise, RunFacts
+from kdissect.replay.comparison.judge import NOISE, Judge, Noise, RunFacts, judge_run
+from kdissect.replay.comparison.kinds import Releases
 from kdissect.replay.fields import built_in_fields, load_fields
 from kdissect.replay.model import (
     ABSENT,
@@ -92,6 +93,13 @@ def test_verdicts(plan: ReplayPlan) -> None:
     different = judged(plan, coordinator, lambda body: body.update(error_code=29))
     assert new(different) == [("error_code", 15, 29)]
     lacks_version = Skipped(SkipCode.API_VERSION, "old")
+    neither = replace(step.exchange, response=None, response_missing="it is not in the capture")
+    gone = Outcome(replace(step, exchange=neither), error="the target closed the connection")
+    Judge(RunFacts(IdMap(plan), [gone]), load_fields()).judge()
+    assert gone.judgement == Judgement(
+        Verdict.TOLERATED,
+        reason="the target closed the connection; no captured response: it is not in the capture",
+    )
     unanswered = replace(step, exchange=replace(step.exchange, response=None))
     for outcome, verdict in (
         (Outcome(step, error="timed out"), Verdict.ERROR),
@@ -290,6 +298,30 @@ def test_another_run_is_the_reference(plan: ReplayPlan) -> None:
     assert outcome.judgement == Judgement(Verdict.SAME)
     Judge(RunFacts(ids, [outcome]), table, RunFacts(IdMap(plan), reference)).judge()
     assert [each[0].rpartition(".")[2] for each in new(outcome.judgement)] == ["isr_nodes"]
+
+
+def test_a_reference_without_an_answer_hides_no_difference(plan: ReplayPlan) -> None:
+    """Of several references, one that has no answer to compare counts only if none has."""
+    step = step_named(plan, "FindCoordinator")
+    message = copy.deepcopy(response_of(step.exchange))
+    assert message is not None
+    version, silent = step.exchange.api_version, [Outcome(each) for each in plan.steps]
+    answered = list(silent)
+    answered[step.number] = Outcome(step, answer=encode_message(message), api_version=version)
+    message.body["error_code"] = 29
+    without, having = (RunFacts(IdMap(plan), outcomes) for outcomes in (silent, answered))
+    for references, verdict in (
+        ([without, having], Verdict.DIFFERENT),
+        ([having, without], Verdict.DIFFERENT),
+        ([without, without], Verdict.TOLERATED),
+    ):
+        outcome = Outcome(step, answer=encode_message(message), api_version=version)
+        judge_run(RunFacts(IdMap(plan), [outcome]), [], references, built_in_fields(), Releases())
+        assert outcome.judgement.verdict is verdict
+    broken = Outcome(step, answer=b"\0\0\0\1", api_version=version)
+    facts = RunFacts(IdMap(plan), [broken])
+    judge_run(facts, [], [without, having], built_in_fields(), Releases())
+    assert broken.judgement.verdict is Verdict.ERROR
 
 
 def _has_partitions(step: Step) -> bool:
