@@ -18,7 +18,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.batches import headers
-from kdissect.replay.fields import FieldKind, iter_fields
+from kdissect.replay.fields import iter_fields
 from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, Workload
 from kdissect.replay.workload import messages
 from kdissect.replay.workload.fetch_sessions import FetchSessions
@@ -84,7 +84,7 @@ _ACCESSES: dict[str, dict[str, str]] = {
     },
 }
 _NAMED_AS = {"start": "log", "commits": "group", "share": "group"}
-_NAMED_KINDS: tuple[FieldKind, ...] = ("topic", "partition", "group", "transactional-id")
+_NAMED_KINDS = "topic", "log", "group", "transactional-id"
 _CONFIG_APIS = messages.apis("DescribeConfigs AlterConfigs IncrementalAlterConfigs")
 _ROWS = [
     (catalog.api(name).key, class_name, accesses)
@@ -155,28 +155,24 @@ class ResourceAccesses:
 
     def _named(self, exchange: Exchange, request: Message) -> dict[str, list[Names]]:
         """The rest of the tuple of each topic, log, group and so on that a request names."""
-        found: dict[FieldKind, dict[Names, None]] = {kind: {} for kind in _NAMED_KINDS}
-        topics, logs, groups, transactions = found.values()
+        found: dict[str, dict[Names, None]] = {kind: {} for kind in _NAMED_KINDS}
         for field in iter_fields(request):
             kind, values, around = field.kind, field.values, field.around
             if kind == "topic-id" and not around.topic:
                 kind, values = "topic", [self._names.by_id.get(each) for each in values]
             if kind == "partition":
                 name = self._names.name(around.topic, around.topic_id)
-                logs |= dict.fromkeys((name, each) for each in values)
+                found["log"] |= dict.fromkeys((name, each) for each in values)
             elif kind in found:
                 found[kind] |= dict.fromkeys((each,) for each in values if each)
-        if exchange.api_key == ApiKey.DESCRIBE_GROUPS:
-            groups |= dict.fromkeys((each,) for each in entries(request.body["groups"]))
         if exchange.api_key == ApiKey.FETCH:
             response = response_body(exchange)
-            logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
+            found["log"] |= dict.fromkeys(log for log, _ in self._names.logs(response))
             broker = self._workload.connections[exchange.connection].broker
             for key, _ in self._sessions.after(broker, request.body, response):
                 name, topic_id = (key, None) if isinstance(key, str) else ("", key)
-                topics[(self._names.name(name, topic_id),)] = None
-        names = [list(each) for each in (topics, logs, groups, transactions)]
-        return dict(zip(("topic", "log", "group", "transactional-id"), names, strict=True))
+                found["topic"][(self._names.name(name, topic_id),)] = None
+        return {kind: list(names) for kind, names in found.items()}
 
     def _more(
         self, exchange: Exchange, body: Body, named: Mapping[str, list[Names]]

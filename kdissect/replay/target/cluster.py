@@ -19,10 +19,9 @@ from kdissect.protocol.releases import taken
 from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 from kdissect.replay.translation.id_map import TargetCluster
-from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, codes, partitions
+from kdissect.replay.workload.messages import EARLIEST, LATEST, Body, is_transient, partitions
 
 _ONE_COORDINATOR = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
-_LOADING = codes("COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR")
 READY_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0
@@ -179,7 +178,7 @@ class Target:
         body = {"key": key, "key_type": key_type}
         async for _ in tries(wait_s):
             answer = await self.ask(ApiKey.FIND_COORDINATOR, body, last=_ONE_COORDINATOR)
-            if answer["error_code"] not in _LOADING:
+            if not is_transient(ApiKey.FIND_COORDINATOR, answer["error_code"]):
                 break
         if answer["error_code"]:
             return None
@@ -225,7 +224,7 @@ class Target:
         for node_id in list(self.cluster.nodes):  # each coordinator lists its own
             async for _ in tries(READY_S):
                 answer = await self.ask(api_key, {}, node_id)
-                if answer["error_code"] not in _LOADING:
+                if not is_transient(api_key, answer["error_code"]):
                     break
             if code := answer["error_code"]:
                 listing = catalog.api(api_key).name

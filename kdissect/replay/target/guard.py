@@ -18,9 +18,9 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 
 from kdissect.errors import EnvironmentFailed
+from kdissect.pipeline.filters import host_bytes
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay import model
@@ -29,6 +29,7 @@ from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import await_partitions
 from kdissect.replay.translation.id_map import IN_SYNC, limited
 from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY, codes, error_codes
+from kdissect.tables.arrow_arrays import ip_text
 from kdissect.text import plural, visible
 
 Address = tuple[str, int]
@@ -94,11 +95,9 @@ def _resolve(host: str) -> set[str]:
 def _plain(host: str) -> str:
     """An address in its one spelling; IPv4 inside IPv6 as IPv4. Names stay as they are."""
     try:
-        address = ip_address(host.partition("%")[0])
+        return ip_text(host_bytes(host))
     except ValueError:
         return host
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
 
 
 @dataclass

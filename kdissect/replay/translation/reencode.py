@@ -73,16 +73,11 @@ def _fitted(
         if inner is not None and value is not None:
             before = was.inner if was is not None and was.inner is not None else inner
             if slot.field.is_array:
+                there = replace(here, place=f"{here.place}[]")
+                keys = [(*at.keys, str(index)) for index in range(len(value))]
                 value = [
-                    _fitted(
-                        ids,
-                        before,
-                        inner,
-                        each,
-                        replace(here, place=f"{here.place}[]", keys=(*at.keys, str(index))),
-                        dropped,
-                    )
-                    for index, each in enumerate(value)
+                    _fitted(ids, before, inner, each, replace(there, keys=of), dropped)
+                    for of, each in zip(keys, value, strict=True)
                 ]
             else:
                 value = _fitted(ids, before, inner, value, here, dropped)

@@ -58,18 +58,17 @@ def is_saved(path: str) -> bool:
 
 
 def save(workload: Workload, path: str) -> dict[str, int]:
-    """Write a workload; gives counts: connections, exchanges, left_out, redacted.
+    """Write a workload; gives counts: exchanges, left_out, redacted.
 
     Raises OSError if the file cannot be written.
     """
     lines: list[str] = []
-    counts = {"connections": 0, "exchanges": 0, "left_out": 0, "redacted": 0}
+    counts = {"exchanges": 0, "left_out": 0, "redacted": 0}
     for connection in workload.connections:
         kept = [each for each in connection.exchanges if _is_kept(each)]
         counts["left_out"] += len(connection.exchanges) - len(kept)
         if not kept:
             continue
-        counts["connections"] += 1
         lines.append(json.dumps({"connection": _row(connection)}))
         for exchange in kept:
             counts["exchanges"] += 1
