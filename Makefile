@@ -13,11 +13,12 @@ LOWEST := tests/codec tests/capture tests/tcp tests/tls tests/sql tests/report t
 
 setup: $(STAMP) java
 
+# --no-deps: the lock is complete on Linux; on a Mac it has all but what an IPython kernel adds there
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(PY) -m kdissect.compile
 	touch $@
