@@ -77,6 +77,9 @@ def connection_storm(row: Row) -> str:
 
 
 # A client needs Metadata when it starts, after an error, and every metadata.max.age.ms (5 minutes).
+# It asks twice for a topic that its first request makes. So one that makes many topics sends many
+# requests, but few with the same topics.
+QUESTION_MIN = 3  # requests for each list of topics
 _ASKED = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT is_broker)"
 _METADATA_STORMS = f"""
     SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
@@ -84,7 +87,9 @@ _METADATA_STORMS = f"""
       mode(error_name ORDER BY error_name) FILTER (failed) AS error,
       sum(duration_ms) AS lost_ms, {PARTIES}, {IDS}
     FROM ({runs(_ASKED, "client", METADATA.pause_ms)})
-    GROUP BY client, run HAVING {METADATA.found("requests")} ORDER BY start, client
+    GROUP BY client, run HAVING {METADATA.found("requests")}
+      AND requests >= {QUESTION_MIN} * count(DISTINCT topics)
+    ORDER BY start, client
 """
 _QUESTIONS = METADATA.signs("client", "requests WHERE api = 'Metadata'")
 

@@ -48,6 +48,15 @@ def test_metadata_that_is_no_storm(count: int, interval_s: float) -> None:
     assert found(**_requests(count, interval_s, api_name="Metadata")) == []
 
 
+@pytest.mark.parametrize(("repeats", "is_storm"), [(2, False), (4, True)])
+def test_metadata_of_many_topics(repeats: int, is_storm: bool) -> None:
+    """A client asks twice for each topic that it makes; more often is a storm."""
+    rows = _requests(60, 0.1, api_name="Metadata", client_id="app")
+    for number, row in enumerate(rows["exchanges"]):
+        row["topics"] = [f"import-{number // repeats}"]
+    assert [row["kind"] for row in found(**rows)] == ["metadata_storm"] * is_storm
+
+
 def test_requests_at_once_with_a_late_answer_are_no_storm() -> None:
     """Forty clients' requests within 40 ms, which a broker answers after four seconds."""
     late = {"response_time": at(4), "response_end_time": at(4)}
