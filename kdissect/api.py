@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,16 @@ from kdissect.capture.object_store import repeated
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.filters import any_of, time_ns
-from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
+from kdissect.pipeline.options import (
+    DecodeValues,
+    Limits,
+    Options,
+    PartitionBy,
+    PathLike,
+    Payload,
+    Time,
+    paths_of,
+)
 from kdissect.pipeline.plan import manifest_inputs, planned
 from kdissect.pipeline.set_run import SetRun, new_manifest
 from kdissect.pipeline.table_set import (
@@ -44,7 +53,7 @@ if TYPE_CHECKING:
     from kdissect.report import Report
     from kdissect.sql import Database
 
-Filter = Any  # a pyarrow.dataset.Expression, or None
+Filter: TypeAlias = "pads.Expression | None"
 _LISTED_ROWS = 10
 
 
@@ -457,8 +466,8 @@ def read(
     *,
     ports: int | Sequence[int] = (),
     reveal_secrets: bool = False,
-    payload: str = "full",
-    decode_values: str | None = None,
+    payload: Payload = "full",
+    decode_values: DecodeValues | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
     hosts: str | Sequence[str] = (),
     from_: Time | None = None,
@@ -581,14 +590,14 @@ def dissect(
     read_again: bool = False,
     ports: int | Sequence[int] = (),
     reveal_secrets: bool = False,
-    payload: str = "full",
-    decode_values: str | None = None,
+    payload: Payload = "full",
+    decode_values: DecodeValues | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
     hosts: str | Sequence[str] = (),
     from_: Time | None = None,
     until: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
-    partition_by: str | None = None,
+    partition_by: PartitionBy | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
@@ -27,10 +27,11 @@ from kdissect.pipeline.table_set import absolute, capture_paths, read_manifest
 from kdissect.sql.database import view_name
 
 RUN_ID = "run_id"
+Format = Literal["iceberg", "delta"]
 
 
 def publish(
-    spark: SparkSession, path: str | os.PathLike[str], into: str, *, format: str = "iceberg"
+    spark: SparkSession, path: str | os.PathLike[str], into: str, *, format: Format = "iceberg"
 ) -> list[str]:
     """Append the rows of a table set to the tables of a catalogue of the session.
 

@@ -23,8 +23,18 @@ kdissect.stream(spark, "captures/", nonsense=2)
 kdissect.stream(spark, "captures/", ports="many")
 kdissect.nothing_of_ours()
 x: int = kdissect.decode_message(b"", side="request")
+kdissect.decode_message(b"", side="neither")
+kdissect.read("a.pcap", payload="everything")
+kdissect.read("a.pcap", decode_values="avro")
+kdissect.dissect(spark, "captures/", "out", partition_by="month")
+kdissect.publish(spark, "out", "lake.kafka", format="hudi")
 """
-WRONG = range(12, 19)  # lines
+WRONG = range(12, 24)  # lines
+
+
+def test_checkers_of_users_read_the_types() -> None:
+    """They look for the marker of PEP 561 in an installed package."""
+    assert (ROOT / "kdissect" / "py.typed").is_file()
 
 
 def test_mypy_tells_right_uses_from_wrong_ones(tmp_path: Path) -> None:

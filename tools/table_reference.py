@@ -5,14 +5,15 @@ python -m tools.table_reference
 
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 
+from kdissect.pipeline.options import DecodeValues
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.tables.schemas import (
     API_COLUMNS,
-    DECODE_VALUES,
     DERIVED_TABLES,
     FIXED_TABLES,
     INTERNAL_COLUMNS,
@@ -99,7 +100,7 @@ def reference() -> str:
     ]
     lines += [
         f"| `{kind}` | `{field.name}` | {type_name(field.type)} | {meaning_of(field)} |"
-        for kind in DECODE_VALUES
+        for kind in get_args(DecodeValues)
         for field in decoded_fields(kind)
     ]
     return "\n".join([*lines, ""])

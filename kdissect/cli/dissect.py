@@ -120,7 +120,9 @@ def dissect_command(
         say(f"interrupted; {out} is written")
 
 
-def _published(spark: SparkSession, out: str, into: str, format: str) -> str:
+def _published(
+    spark: SparkSession, out: str, into: str, format: Literal["iceberg", "delta"]
+) -> str:
     """Append the rows of the set at `out` to tables of a catalogue; returns a note."""
     from kdissect.catalogue import publish
 

@@ -12,7 +12,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.protocol.model import Api, Definition
+from kdissect.protocol.model import Api, Definition, Side
 from kdissect.status import REASONS, Status
 
 
@@ -83,7 +83,7 @@ def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, D
 def decode_message(
     data: bytes | bytearray | memoryview,
     *,
-    side: str,
+    side: Side,
     api_key: int | None = None,
     api_version: int | None = None,
 ) -> Message:

@@ -22,7 +22,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.protocol import catalog
 from kdissect.protocol.layout import Layout, layout
-from kdissect.protocol.model import Field, Type
+from kdissect.protocol.model import Field, Side, Type
 
 _KEPT = frozenset(
     {
@@ -69,7 +69,7 @@ class Anonymizer:
         self.names = Pseudonyms()
 
     def frame(
-        self, data: bytes, side: str, api_key: int | None = None, api_version: int | None = None
+        self, data: bytes, side: Side, api_key: int | None = None, api_version: int | None = None
     ) -> bytes:
         """Return a frame (without its size prefix) with its names replaced.
 

@@ -12,19 +12,20 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from kdissect.capture.splits import FRAGMENT_MAX
 from kdissect.codec import compression, telemetry
 from kdissect.codec.message_columns import ELEMENTS_MAX
 from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, StreamOptions
 from kdissect.pipeline.filters import host_bytes, time_ns
-from kdissect.tables.schemas import DECODE_VALUES
 
 MB = 1 << 20
 PathLike = str | os.PathLike[str]
 Time = str | float | datetime  # a time as users write it, see `time_ns`
-PAYLOADS = ("full", "keys", "hash", "none")
+Payload = Literal["full", "keys", "hash", "none"]
+DecodeValues = Literal["string", "json", "schema-registry-id"]
+PartitionBy = Literal["day"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ class ReadOptions(TypedDict, total=False):
 
     ports: int | Sequence[int]
     reveal_secrets: bool
-    payload: str
-    decode_values: str | None
+    payload: Payload
+    decode_values: DecodeValues | None
     keylog: PathLike | Sequence[PathLike]
     hosts: str | Sequence[str]
     from_: Time | None
@@ -134,7 +135,7 @@ class Options:
     reveal_secrets: show passwords, tokens and sensitive configuration values.
     split_bytes: bytes of captures per task; None chooses from the size of the input.
     payload: how much of the records' keys and values to show (kdissect/tables/payload.py).
-    decode_values: adds columns to `records`, one of DECODE_VALUES.
+    decode_values: adds columns to `records`, as of `kdissect.read`.
     keylog: files with TLS session secrets (SSLKEYLOGFILE); every worker reads them.
     limits: largest values accepted from a capture (kdissect/pipeline/options.py).
     hosts: IP addresses; keep only connections from or to them. Empty: all.
@@ -145,14 +146,14 @@ class Options:
     ports: tuple[int, ...] = ()
     reveal_secrets: bool = False
     split_bytes: int | None = None
-    payload: str = "full"
-    decode_values: str | None = None
+    payload: Payload = "full"
+    decode_values: DecodeValues | None = None
     keylog: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()
     time_from_ns: int | None = None
     time_to_ns: int | None = None
-    partition_by: str | None = None
+    partition_by: PartitionBy | None = None
 
     @classmethod
     def of(
@@ -180,15 +181,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.split_bytes is not None and self.split_bytes < 1:
             raise ValueError("split_bytes must be at least 1")
-        if self.payload not in PAYLOADS:
-            raise ValueError(f"payload must be one of {', '.join(PAYLOADS)}, not {self.payload!r}")
-        if self.decode_values is not None and self.decode_values not in DECODE_VALUES:
-            raise ValueError(
-                f"decode_values must be one of {', '.join(DECODE_VALUES)}, "
-                f"not {self.decode_values!r}"
-            )
-        if self.partition_by not in (None, "day"):
-            raise ValueError(f"partition_by must be day, not {self.partition_by!r}")
+        for name, choices, is_optional in (
+            ("payload", Payload, False),
+            ("decode_values", DecodeValues, True),
+            ("partition_by", PartitionBy, True),
+        ):
+            value, known = getattr(self, name), get_args(choices)
+            if value not in known and not (is_optional and value is None):
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         for port in self.ports:
             if not 0 < port < 65536:
                 raise ValueError(f"ports: {port} is no TCP port")

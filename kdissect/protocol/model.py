@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 # The sides of an exchange, as numbers in arrays and as words.
 REQUEST, RESPONSE = 0, 1
-SIDES = ("request", "response")
+Side = Literal["request", "response"]
+SIDES: tuple[Side, Side] = ("request", "response")
 
 _SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

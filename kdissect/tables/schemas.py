@@ -69,7 +69,6 @@ def _schema(declared: Mapping[str, Any]) -> pa.Schema:
 
 _DECLARED = tomllib.loads(files(__package__).joinpath("columns.toml").read_text("utf-8"))
 _DECODED = {kind: _schema(declared) for kind, declared in _DECLARED.pop("decode_values").items()}
-DECODE_VALUES = tuple(_DECODED)
 DERIVED_TABLES = {name: _schema(declared) for name, declared in _DECLARED.pop("derived").items()}
 INCIDENTS, INVENTORY = DERIVED_TABLES["incidents"], DERIVED_TABLES["inventory"]
 API_COLUMNS, INTERNAL_COLUMNS, SINCE_COLUMNS = (

@@ -14,6 +14,7 @@ from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import SASL_TOKEN
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.protocol.model import Side
 from kdissect.replay.model import Exchange, WorkloadFacts
 
 Body = dict[str, Any]
@@ -75,7 +76,7 @@ def response_of(exchange: Exchange) -> Message | None:
     return _captured(exchange, "response", exchange.response)
 
 
-def _captured(exchange: Exchange, side: str, frame: bytes | None) -> Message | None:
+def _captured(exchange: Exchange, side: Side, frame: bytes | None) -> Message | None:
     """The decoded frame. All parts of a replay look at it, so a small one stays in the exchange."""
     if side in exchange.decoded:
         return exchange.decoded[side]
@@ -110,7 +111,7 @@ def member_of(exchange: Exchange) -> tuple[str, str]:
     return named.get("group_id", ""), named.get("member_id") or response.get("member_id") or ""
 
 
-def decoded(frame: bytes | None, side: str, api_key: int, api_version: int) -> Message | None:
+def decoded(frame: bytes | None, side: Side, api_key: int, api_version: int) -> Message | None:
     """The decoded frame; None if there is none, or it cannot be decoded. It is shared: do not
     change it."""
     found = "" if frame is None else decoding(frame, side, api_key, api_version)
@@ -118,7 +119,7 @@ def decoded(frame: bytes | None, side: str, api_key: int, api_version: int) -> M
 
 
 @lru_cache(8)  # several rules look at one message before the next comes
-def decoding(frame: bytes, side: str, api_key: int, api_version: int) -> Message | str:
+def decoding(frame: bytes, side: Side, api_key: int, api_version: int) -> Message | str:
     """The decoded frame, or why it cannot be decoded."""
     try:
         return decode_message(frame, side=side, api_key=api_key, api_version=api_version)
