@@ -1,9 +1,9 @@
 """Answers teach the `IdMap`: captured response and answer are read side by side.
 
-They also say what is not ready at the target (`unready`), so that the request is sent again. That
-is an error code after which clients repeat a request, unless the capture has it there as
-well; or records of the captured response, or the assignment of a member, that are not there yet. It
-is never another difference from the captured response.
+They also say what is not ready at the target (`unready`), so that the request is sent again: an
+error code after which clients repeat a request, unless the capture has it there as well; records of
+the captured response, or the assignment of a member, that are not there yet. It is never another
+difference. An answer with another new error is final, because only the last one is compared.
 """
 
 from __future__ import annotations
@@ -169,11 +169,12 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
             for resource, code in _errors(ids.names, lambda _, name: name, step, captured)
             if not (ids.options.has_reference and messages.are_refusals(api_key, [code]))
         }
-        found = {
-            resource: f"error {code}: not ready yet"
-            for resource, code in _errors(ids.target_topics, ids.captured_name, step, answer)
-            if (resource, code) not in known and _is_transient(ids, step, resource, code)
-        }
+        answered = _errors(ids.target_topics, ids.captured_name, step, answer)
+        new = [each for each in answered if each not in known]
+        passing = [each for each in new if _is_transient(ids, step, *each)]
+        if any(each not in passing and not messages.is_transient(api_key, each[1]) for each in new):
+            return {}  # the next answer might not have this error
+        found = {resource: f"error {code}: not ready yet" for resource, code in passing}
         is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
         if is_partly_done and not _is_idempotent(asked):
             return {}  # some partitions were written, and would be so twice
@@ -191,12 +192,14 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
 def _errors(
     topics: messages.MessageTopics, named: Callable[[str, str], str], step: Step, answer: Body
 ) -> Iterator[tuple[Resource, int]]:
-    """Each error code of an answer with the resource that has it: the innermost that the answer
-    names, or else a group or transaction of the request, or ``(API name,)``. topics, named: the
-    capture's names of topics, and of groups and transactions, of the answer's side."""
+    """Each error code but 0 of an answer with its resource: the innermost that the answer names, or
+    else a group or transaction of the request, or ``(API name,)``. topics, named: the capture's
+    names of topics, and of groups and transactions, of the answer's side."""
     own = (resource for resource, _ in step.accesses if resource[0] in _COORDINATED.values())
     whole = next(own, (step.api_name,))
     for around, _, code in messages.errors(answer):
+        if code == 0:
+            continue
         found: Resource = whole
         for holder in around:
             if topic := topics.of(holder):

@@ -1,5 +1,6 @@
 """Every request of real captures in the terms of a made-up cluster, and its answers judged."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,8 +19,8 @@ from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer, Produ
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import partitions, request_of, response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.messages import a_request, a_response
-from tests.builders.workloads import exchange, planned, produce, produced, workload
+from tests.builders.messages import a_request, a_response, numbered_batch
+from tests.builders.workloads import exchange, fetch, fetched, planned, produce, produced, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.made import sent_again, translated
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
@@ -427,6 +428,35 @@ def test_a_code_that_the_capture_has_there_is_final() -> None:
     options = TranslateOptions(has_reference=True)
     translator = Translator(IdMap(translator.ids.plan, options))
     assert [sent_again(translator, step, each) for each in refused] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_again"),
+    [((5, 0), True), ((5, -1), False), ((5, 29), True), ((5, 3), True), ((0, -1), False)],
+)
+def test_an_error_beside_one_that_passes_is_final(codes: Sequence[int], is_again: bool) -> None:
+    """The next answer might not have it, and nobody compares this one. But the capture has error
+    29, and a topic that the target has not is missing in the next one, too."""
+
+    def told(*codes: int) -> Message:
+        names = zip("tu", codes, strict=True)
+        topics = [{"name": name, "error_code": code, "partitions": []} for name, code in names]
+        return a_response(ApiKey.METADATA, 7, topics=topics)
+
+    asked = a_request(ApiKey.METADATA, 7, topics=[{"name": "t"}, {"name": "u"}])
+    translator, [step] = translated(exchange(0, asked, 0, 1, told(0, 29 if 29 in codes else 0)))
+    assert sent_again(translator, step, told(*codes)) is is_again
+
+
+def test_an_error_beside_records_that_are_missing_is_final() -> None:
+    """One of two partitions has them later, but the error of the other one would be lost."""
+    captured = fetched(0, numbered_batch(0, 1))
+    translator, [step] = translated(exchange(0, fetch(0), 0, 1, captured))
+    answer = fetched(0)
+    assert sent_again(translator, step, answer)
+    other = {**answer.body["responses"][0]["partitions"][0], "partition_index": 1}
+    answer.body["responses"][0]["partitions"].append({**other, "error_code": 1})
+    assert not sent_again(translator, step, answer)
 
 
 def test_a_member_that_is_given_an_id_joins_once() -> None:
