@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
-from uuid import UUID
+from zlib import crc32
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,8 +24,8 @@ from kdissect.replay.comparison.normal_form import SURPLUS, plain
 from kdissect.replay.model import ABSENT, Difference, Outcome, Verdict
 from kdissect.text import duration, plural
 
-_TEXT_MAX = 200
-_SHOWN_BYTES, _SHOWN_ELEMENTS, _SHOWN_VALUES = 60, 20, 5
+_TEXT_MAX, _BYTES_MAX = 200, 100  # characters of a value
+_SHOWN_VALUES = 5
 _SHOWN_MAX = 40  # lines of one list on the terminal
 
 
@@ -37,19 +37,21 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, bytes):
-        text = value[:24].hex()
-        return text if len(value) <= 24 else f"{text}... ({len(value)} bytes)"
-    if isinstance(value, UUID):
-        return str(value)
+        return _short(value.hex(), _BYTES_MAX, plural(len(value), "byte"))
     if isinstance(value, list):
-        text = "[" + ", ".join(value_text(each) for each in value[:_SHOWN_ELEMENTS]) + "]"
-        if len(value) > _SHOWN_ELEMENTS:
-            text = f"{text[:-1]}, ... {len(value)} in all]"
-    elif isinstance(value, dict):
-        text = _element(value)
-    else:
-        text = str(value)
-    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+        text = "[" + ", ".join(map(value_text, value)) + "]"
+        return _short(text, _TEXT_MAX, plural(len(value), "element"))
+    text = _element(value) if isinstance(value, dict) else str(value)
+    return _short(text, _TEXT_MAX, plural(len(text), "character"))
+
+
+def _short(text: str, size_max: int, size: str) -> str:
+    """A text, or its beginning with a checksum of the whole, by which `--baseline` tells two values
+    apart."""
+    if len(text) <= size_max:
+        return text
+    checksum = crc32(text.encode(errors="backslashreplace"))
+    return f"{text[:size_max]}... ({size}, checksum {checksum:08x})"
 
 
 def _element(element: Mapping[str, Any]) -> str:
@@ -76,9 +78,7 @@ def _text_of(one: Difference, value: Any) -> str:
 
 def _record_text(value: Any) -> str:
     if isinstance(value, bytes):
-        text = repr(value[:_SHOWN_BYTES])[1:]
-        more = len(value) - _SHOWN_BYTES
-        return text if more <= 0 else f"{text} and {more} bytes more"
+        return _short(repr(value)[1:], _BYTES_MAX, plural(len(value), "byte"))
     if isinstance(value, list):
         pairs = (f"{one['key']}={_record_text(one['value'])}" for one in value)
         return "[" + ", ".join(pairs) + "]"

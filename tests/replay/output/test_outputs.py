@@ -225,6 +225,41 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     assert baseline.new([replace(finding, answered="3")])
 
 
+RECORDS = "responses[].partitions[].records[]"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "other"),
+    [
+        (f"{RECORDS}.value", b"a" * 200, b"a" * 199 + b"b"),
+        (
+            f"{RECORDS}.headers",
+            *([{"key": "k", "value": bytes(199) + end}] for end in (b"a", b"b")),
+        ),
+        ("members[].metadata", bytes(200), bytes(199) + b"b"),
+        ("configs[].value", "a" * 300, "a" * 299 + "b"),
+        ("topics[].isr_nodes", list(range(200)), [*range(199), 7]),
+    ],
+)
+def test_a_baseline_tells_long_values_apart(
+    tmp_path: Path, place: str, value: Any, other: Any
+) -> None:
+    """Their texts are cut, but have a checksum of the whole value. Secrets have none."""
+    one = model.Difference(place, (), None, value)
+    texts = [texts_of(replace(one, answered=each))[1] for each in (value, other)]
+    assert max(map(len, texts)) < 260
+    results = made()
+    results.outcomes[2].judgement = model.Judgement(model.Verdict.DIFFERENT, [one])
+    write_json_lines(results, tmp_path / "r.jsonl")
+    baseline = read_baseline(str(tmp_path / "r.jsonl"))
+    for answered, verdict in ((value, model.Verdict.TOLERATED), (other, model.Verdict.DIFFERENT)):
+        new = [replace(one, answered=answered)]
+        results.outcomes[2].judgement = model.Judgement(model.Verdict.DIFFERENT, new)
+        baseline.accept(results.outcomes)
+        assert results.outcomes[2].judgement.verdict is verdict
+    assert texts_of(replace(one, is_secret=True)) == ("null", "[redacted]")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
