@@ -274,8 +274,7 @@ def _one_path(path: str) -> str:
 class FieldContext(NamedTuple):
     """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
 
-    partition is that of the value's own struct or of one around it. is_racing, is_early: as of the
-    `Step`.
+    partition is that of the value's own struct or of one around it. The last are as of the `Step`.
     """
 
     topic: str = ""
@@ -283,6 +282,7 @@ class FieldContext(NamedTuple):
     partition: int = -1
     group: str = ""
     transactional_id: str = ""
+    step: int = -1
     is_racing: bool = False
     is_early: bool = False
 

@@ -96,11 +96,11 @@ class Judge:
         self._expected_records: dict[LogFacts, list[tuple[int, bytes]]] = defaultdict(list)
         self._captured_ends: dict[LogFacts, int] = defaultdict(int)  # of the captured records
 
-    def _to_target(self, log: Log, offset: int) -> int:
+    def _to_target(self, log: Log, step: int, offset: int) -> int:
         """The target's offset of one of the reference, or of the capture."""
         if self._reference is not None:
-            offset = self._reference.ids.offsets.to_capture(log, offset)
-        return self._facts.ids.offsets.to_target(log, offset)
+            offset = self._reference.ids.offsets.of(log, step).to_capture(offset)
+        return self._facts.ids.offsets.of(log, step).to_target(offset)
 
     def _expected(self, step: Step) -> Message | str:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
@@ -147,8 +147,8 @@ class Judge:
             if self._reference is not None:
                 # A reference may have been asked later than the captured broker: then it has more
                 # records, which the target need not have.
-                end = self._reference.ids.offsets.to_target(facts.log, end)
-            yield from compare_records(facts, sets, self._to_target, end)
+                end = self._reference.ids.offsets.of(facts.log, sets[0][0]).to_target(end)
+            yield from compare_records(facts, sets, partial(self._to_target, facts.log), end)
 
     def _judged(self, outcome: Outcome) -> Judgement:
         step, exchange = outcome.step, outcome.step.exchange

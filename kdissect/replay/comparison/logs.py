@@ -29,6 +29,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -59,10 +60,9 @@ _REORDERED = "unacknowledged-order"  # the rule for records of Produce requests 
 _MAYBE_APPENDED = codes(
     "REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER"
 )
-
 _NO_RECORDS = "no records"
 
-ToTarget = Callable[[Log, int], int]  # an offset of the other side
+ToTarget = Callable[[int, int], int]  # takes a step, and an offset of the other side
 Readers = Mapping[int, Callable[[Reply], None]]  # by API
 
 
@@ -206,8 +206,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
 
     def forget_topic(self, name: str, reply: Reply) -> None:
         """The topic was deleted, or nobody knows whether it was."""
-        at_ns = max(reply.sent_ns, reply.answered_ns)
-        self._deleted[name].append((at_ns, self._marker_count))
+        self._deleted[name].append((max(reply.sent_ns, reply.answered_ns), self._marker_count))
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -275,8 +274,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
         for log, partition in self._topics.logs(reply.body):
             name = names.get(asked.get(log, {}).get("timestamp", 0))
             if name is not None and not partition["error_code"]:
-                facts = self.of(log, reply.sent_ns)
-                facts.shows(reply, _LISTED, partition, **{name: "offset"})
+                self.of(log, reply.sent_ns).shows(reply, _LISTED, partition, **{name: "offset"})
 
     def _delete_records(self, reply: Reply) -> None:
         for log, partition in self._topics.logs(reply.body):
@@ -292,8 +290,12 @@ class Logs(dict[tuple[Log, int], LogFacts]):
 
     def contradictions(self) -> Iterator[Contradiction]:
         for facts in self.values():
+            topic = self._ids.plan.workload.facts.topics.get(facts.log[0])
             is_lasting = bool(facts.log[0]) and not facts.life
-            kept = {*facts.produced, *facts.delivered} if self._is_dense(facts) else set()
+            kept = set[int]()  # all batches, unless the log is compacted
+            if is_lasting and topic is not None and not topic.is_internal:
+                if "compact" not in topic.configs.get(_POLICY, ""):
+                    kept = {*facts.produced, *facts.delivered}
             for fetched in facts.fetched:
                 yield from _check_batches(fetched, facts, kept)
                 if is_lasting and fetched.aborted is not None:
@@ -301,13 +303,6 @@ class Logs(dict[tuple[Log, int], LogFacts]):
             if is_lasting:
                 yield from self._check_ends(facts)
                 yield from _check_falling(facts.log, facts.readings["starts"])
-
-    def _is_dense(self, facts: LogFacts) -> bool:
-        """Return whether the log keeps all its batches."""
-        known = self._ids.plan.workload.facts.topics.get(facts.log[0])
-        if known is None or facts.life:
-            return False
-        return not known.is_internal and "compact" not in known.configs.get(_POLICY, "")
 
     def _check_ends(self, facts: LogFacts) -> Iterator[Contradiction]:
         """Log ends do not fall, and are not beyond all that can exist."""
@@ -337,8 +332,8 @@ def compare_records(
 ) -> Iterator[Contradiction]:
     """Compare captured records of a log with the delivered ones, in whichever answer these came.
 
-    expected: steps whose answers should bring these record sets. to_target: an offset of the other
-    side. end: where the records end there that have to come; `MANY` if all have.
+    expected: steps whose answers should bring these record sets. end: where the records end on the
+    other side that have to come; `MANY` if all have.
 
     Records that only changed their places are allowed if Produce requests with acks 0 wrote them:
     those in flight at the same time have no order.
@@ -351,7 +346,7 @@ def compare_records(
         for batch in batches_of(record_set):
             if batch.header.is_control:
                 continue  # a marker comes some time after its transaction: where is no matter
-            for offset, c, a in _compare_batch(facts, bases, batch, to_target):
+            for offset, c, a in _compare_batch(facts, bases, batch, partial(to_target, step)):
                 if a is None:
                     lost += [offset] if offset < end else []
                     continue
@@ -372,12 +367,12 @@ def compare_records(
 
 
 def _compare_batch(
-    facts: LogFacts, bases: Sequence[int], batch: Batch, to_target: ToTarget
+    facts: LogFacts, bases: Sequence[int], batch: Batch, to_target: Callable[[int], int]
 ) -> Iterator[tuple[int, Row, Row | None]]:
     """Yield (offset, captured fields, answered ones) of a batch, and of its records if these differ
     at all; None for a record that no answer brings. bases: of the delivered batches, ascending."""
     header = batch.header
-    other = facts.delivered.get(to_target(facts.log, header.base_offset))
+    other = facts.delivered.get(to_target(header.base_offset))
     if other is not None and header.magic == 2 and not other.header.is_control:
         read = {"compression": batches.codec_of, "timestamp_type": batches.timestamp_type}
         c, a = ({name: of(each.data) for name, of in read.items()} for each in (batch, other))
@@ -385,7 +380,7 @@ def _compare_batch(
         if batches.are_equal(batch.data, other.data):
             return
     for offset, row in batch.rows().items():
-        there = to_target(facts.log, offset)
+        there = to_target(offset)
         place = bisect_right(bases, there) - 1
         rows = facts.old if place < 0 else facts.delivered[bases[place]].rows()
         brought = rows.get(there, facts.old.get(there))
@@ -471,8 +466,7 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
     for _, is_checked, node, reading in sorted(events, key=lambda each: each[:2]):
         if not is_checked:
             highest[node] = max(highest[node], reading.offset)
-        elif reading.place and reading.offset < max(highest[node], highest[_EVERYWHERE]):
-            least = max(highest[node], highest[_EVERYWHERE])
+        elif reading.place and reading.offset < (least := max(highest[node], highest[_EVERYWHERE])):
             yield reading.below(log, least, "an earlier answer showed more")
 
 

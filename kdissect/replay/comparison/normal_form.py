@@ -115,8 +115,8 @@ class Normaliser:
         shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
         asked = request_body(step.exchange)  # names what the response may not
         group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
-        timing = step.is_racing, step.is_early
-        request = FieldContext("", None, -1, group, owner, *timing)
+        of_step = step.number, step.is_racing, step.is_early
+        request = FieldContext("", None, -1, group, owner, *of_step)
         tree = self._struct(shape, message.body, shape.within(message.body, request))
         if message.surplus:
             tree[SURPLUS] = message.surplus
@@ -273,16 +273,16 @@ class Normaliser:
         target's log. A captured offset goes to the target and back, since several captured offsets
         may be one there, as those before the start of the log."""
         log = self.topics.name(around.topic, around.topic_id), around.partition
-        offsets = self._ids.offsets
+        offsets = self._ids.offsets.of(log, around.step)
         if kind != "stored-offset" and log in self._ids.marked:
             return Chosen(offset)
         if kind == "produced-offset":
-            base = offsets.base_to_capture(log, offset) if self._is_target else offset
+            base = offsets.base_to_capture(offset) if self._is_target else offset
             return Chosen(offset) if base is None else base
         if around.is_racing:
             return Chosen(offset)
-        there = offset if self._is_target else offsets.to_target(log, offset)
-        return offsets.to_capture(log, there)
+        there = offset if self._is_target else offsets.to_target(offset)
+        return offsets.to_capture(there)
 
     def _producer(self, producer_id: int, epoch: int) -> Producer:
         producer = Producer(producer_id, epoch)

@@ -236,7 +236,7 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     """Learn what the target is asked for before the first request. Raises ConnectFailed."""
     starts = await target.log_offsets(target.cluster.topics, EARLIEST)
     for (name, partition), start in starts.items():
-        ids.offsets.target_starts((ids.captured_name("topic", name), partition), start)
+        ids.offsets.of((ids.captured_name("topic", name), partition), 0).target_starts(start)
     # so that a fresh target makes its internal topics before the first request
     end = time.monotonic() + READY_S
     for key in coordinators_of_plan(ids):

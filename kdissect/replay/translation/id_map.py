@@ -96,11 +96,11 @@ class IdMap:
             self.groups.add_captured(asked)
             return
         for log, entry in self.names.logs(captured):
-            self.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
+            self.offsets.of(log, step.number).add_captured(start=entry.get("log_start_offset", -1))
         if exchange.api_key == ApiKey.FETCH:
             found = sessions.after(self.broker(step), asked, captured)
             for log, entry in self.names.logs({"topics": by_topic(found)}):
-                self.offsets.add_captured(log, fetched=entry["fetch_offset"])
+                self.offsets.of(log, step.number).add_captured(fetched=entry["fetch_offset"])
         elif asked.get("transactional_id") is not None:
             self.marked.update(log for log, _ in self.names.logs(asked))
 
@@ -280,16 +280,20 @@ class Producers:
 
 
 @dataclass(slots=True)
-class _LogOffsets:
+class LogOffsets:
+    """Maps the offsets of one log in the `mode` of its `OffsetMap`."""
+
+    mode: str
     captured_start: int = -1  # first log start offset in the capture
     first_fetched: int = -1  # smallest offset that the capture fetched
     target_start: int = -1
     batches: list[tuple[int, int]] = field(default_factory=list)  # captured, target base, ascending
     by_target: list[tuple[int, int]] = field(default_factory=list)
 
-    def distance(self, mode: str) -> int:
+    @property
+    def distance(self) -> int:
         """Target's offsets minus captured ones, by the start of the log; 0 if it is unknown."""
-        start = self.first_fetched if mode == EARLIEST else self.captured_start
+        start = self.first_fetched if self.mode == EARLIEST else self.captured_start
         return 0 if self.target_start < 0 or start < 0 else self.target_start - start
 
     def reversed(self) -> list[tuple[int, int]]:
@@ -297,6 +301,50 @@ class _LogOffsets:
         if not self.by_target:
             self.by_target = sorted((target, captured) for captured, target in self.batches)
         return self.by_target
+
+    def add_captured(self, *, start: int = -1, fetched: int = -1) -> None:
+        """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
+        if self.captured_start < 0:
+            self.captured_start = start
+        if fetched >= 0 and (self.first_fetched < 0 or fetched < self.first_fetched):
+            self.first_fetched = fetched
+
+    def target_starts(self, start: int) -> None:
+        """Set the target's earliest offset, unless an earlier call did."""
+        if self.target_start < 0:
+            self.target_start = start
+
+    def produced(self, captured: int, target: int) -> None:
+        """The same batch has these base offsets in the capture and at the target."""
+        if captured < 0 or target < 0:
+            return
+        place, end = (bisect_left(self.batches, (each,)) for each in (captured, captured + 1))
+        self.batches[place:end] = [(captured, target)]
+        self.by_target.clear()
+
+    def to_target(self, offset: int) -> int:
+        """The target's offset of a captured one; negative ones have a meaning of their own."""
+        if offset < 0 or offset == _UNKNOWN_OFFSET or self.mode == _CAPTURED:
+            return offset
+        if self.batches and self.mode == RELATIVE:
+            return max(0, _moved(self.batches, offset))
+        return max(0, offset + self.distance)
+
+    def to_capture(self, offset: int) -> int:
+        """The captured offset of one of the target's: by the last batch before it there."""
+        if offset < 0 or self.mode == _CAPTURED:
+            return offset
+        if self.mode == EARLIEST or not self.batches:
+            return max(0, offset - self.distance)
+        return max(0, _moved(self.reversed(), offset))
+
+    def base_to_capture(self, base: int) -> int | None:
+        """The captured base offset of a batch that the target has appended at `base`: as far from
+        the batch before it. None if none is known."""
+        bases = self.reversed()
+        if bases and bases[0][0] < base:
+            return _moved(bases, base - 1) + 1
+        return base if self.mode == _CAPTURED else None
 
 
 class OffsetMap:
@@ -312,68 +360,25 @@ class OffsetMap:
     def __init__(self, mode: str) -> None:
         if mode not in MODES:
             raise ValueError(f"offsets: {mode!r} is none of {', '.join(MODES)}")
-        self.mode = mode
-        self._logs: defaultdict[Log, _LogOffsets] = defaultdict(_LogOffsets)
+        self._made: defaultdict[str, list[int]] = defaultdict(list)  # by topic: steps that made it
+        # by log, and how often the run had made its topic by then
+        self._logs = defaultdict[tuple[Log, int], LogOffsets](partial(LogOffsets, mode))
 
-    def add_captured(self, log: Log, *, start: int = -1, fetched: int = -1) -> None:
-        """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
-        entry = self._logs[log]
-        if entry.captured_start < 0:
-            entry.captured_start = start
-        if fetched >= 0 and (entry.first_fetched < 0 or fetched < entry.first_fetched):
-            entry.first_fetched = fetched
+    def of(self, log: Log, step: int) -> LogOffsets:
+        """The offsets of the log that a step is about."""
+        return self._logs[log, bisect_left(self._made[log[0]], step)]
 
-    def target_starts(self, log: Log, start: int) -> None:
-        """Set the target's earliest offset of a log, unless an earlier call did."""
-        entry = self._logs[log]
-        if entry.target_start < 0:
-            entry.target_start = start
-
-    def created(self, topic: str) -> None:
-        """Note that the replay created this topic, so its logs are empty and begin at offset 0: as
-        behind a batch that ends there."""
-        for log, entry in self._logs.items():
-            if log[0] == topic:
-                start = entry.captured_start
+    def created(self, topic: str, step: int, *, is_new: bool) -> None:
+        """Note that a step created this topic, so its logs are empty and begin at offset 0: as
+        behind a batch that ends there. is_new: in the capture, too."""
+        count = len(self._made[topic])
+        self._made[topic].append(step)
+        for (log, made), old in list(self._logs.items()):
+            if log[0] == topic and made == count:
+                start = min(old.captured_start, 0) if is_new else old.captured_start
                 before = [(start - 1, -1)] if start >= 0 else []
-                self._logs[log] = _LogOffsets(start, entry.first_fetched, 0, before)
-
-    def produced(self, log: Log, captured: int, target: int) -> None:
-        """The same batch has these base offsets in the capture and at the target."""
-        if captured < 0 or target < 0:
-            return
-        entry = self._logs[log]
-        place = bisect_left(entry.batches, (captured,))
-        known = entry.batches[place : place + 1]
-        is_known = bool(known) and known[0][0] == captured
-        entry.batches[place : place + is_known] = [(captured, target)]
-        entry.by_target.clear()
-
-    def to_target(self, log: Log, offset: int) -> int:
-        """The target's offset of a captured one; negative ones have a meaning of their own."""
-        if offset < 0 or offset == _UNKNOWN_OFFSET or self.mode == _CAPTURED:
-            return offset
-        entry = self._logs[log]
-        if entry.batches and self.mode == RELATIVE:
-            return max(0, _moved(entry.batches, offset))
-        return max(0, offset + entry.distance(self.mode))
-
-    def to_capture(self, log: Log, offset: int) -> int:
-        """The captured offset of one of the target's: by the last batch before it there."""
-        if offset < 0 or self.mode == _CAPTURED:
-            return offset
-        entry = self._logs[log]
-        if self.mode == EARLIEST or not entry.batches:
-            return max(0, offset - entry.distance(self.mode))
-        return max(0, _moved(entry.reversed(), offset))
-
-    def base_to_capture(self, log: Log, base: int) -> int | None:
-        """The captured base offset of a batch that the target has appended at `base`: as far from
-        the batch before it. None if none is known."""
-        bases = self._logs[log].reversed()
-        if bases and bases[0][0] < base:
-            return _moved(bases, base - 1) + 1
-        return base if self.mode == _CAPTURED else None
+                new = LogOffsets(old.mode, start, old.first_fetched, 0, before)
+                self._logs[log, count + 1] = new
 
 
 def _moved(bases: list[tuple[int, int]], offset: int) -> int:

@@ -47,11 +47,13 @@ def _bind_topics(ids: IdMap, captured: Body, answer: Body) -> None:
 def _create_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     if asked.get("validate_only"):
         return
+    was_there = {each["name"] for each in entries(captured.get("topics")) if each["error_code"]}
     for topic in entries(answer["topics"]):
         if topic["error_code"] == 0:
             ids.target.forget_topic(topic["name"])  # an earlier one of this name
             ids.target.learn_metadata({"topics": [topic]})
-            ids.offsets.created(ids.captured_name("topic", topic["name"]))
+            name = ids.captured_name("topic", topic["name"])
+            ids.offsets.created(name, step.number, is_new=name not in was_there)
     _bind_topics(ids, captured, answer)
 
 
@@ -69,8 +71,9 @@ def produced(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) 
             continue
         target = answered.get(log, {})
         if target.get("error_code") == 0:
-            ids.offsets.produced(log, partition["base_offset"], target["base_offset"])
-            ids.offsets.target_starts(log, target.get("log_start_offset", -1))
+            offsets = ids.offsets.of(log, step.number)
+            offsets.produced(partition["base_offset"], target["base_offset"])
+            offsets.target_starts(target.get("log_start_offset", -1))
             continue
         for header in headers(sent.get(log, {}).get("records") or b""):
             if header.producer_id >= 0:
@@ -181,7 +184,7 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Resource, str]:
         if found:
             return found
     if api_key == ApiKey.FETCH:
-        return _without_records(ids, captured, answer)
+        return _without_records(ids, step, captured, answer)
     if api_key == ApiKey.SHARE_FETCH:
         return _without_share_records(ids, step, asked, captured, answer)
     if api_key in MEMBER_HEARTBEATS:
@@ -234,7 +237,7 @@ def _is_idempotent(asked: Body) -> bool:
     )
 
 
-def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Resource, str]:
+def _without_records(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Resource, str]:
     """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
     transaction markers are not written yet."""
     if answer.get("error_code"):
@@ -246,7 +249,7 @@ def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Resource,
         if last < 0:
             continue
         other = answered.get(log, {})
-        wanted = ids.offsets.to_target(log, last)
+        wanted = ids.offsets.of(log, step.number).to_target(last)
         if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
             found["records", *log] = "it does not bring all records yet"
     return found

@@ -56,8 +56,7 @@ class Translator:
         exchange = step.exchange
         if exchange.request is None:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-        refused = self._refused(step) or self._protected(step)
-        if refused is not None:
+        if refused := self._refused(step) or self._protected(step):
             return refused
         try:
             return self._translated(step, exchange.request)
@@ -118,8 +117,7 @@ class Translator:
 
     def not_final(self, step: Step, frame: bytes) -> None:
         """Learn from an answer after which the request is sent again."""
-        answer = self.ids.answer_of(step, frame)
-        if answer is not None:
+        if (answer := self.ids.answer_of(step, frame)) is not None:
             learning.note_not_final(self.ids, step, answer.body)
 
     def learn(self, step: Step, frame: bytes) -> None:
@@ -213,7 +211,7 @@ def _changed(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
             topic, partition = _log(ids, ref)
             return ids.target.leaders.get((ids.topic(topic), partition), (-1, -1))[1]
         case "offset":
-            return ids.offsets.to_target(_log(ids, ref), value)
+            return ids.offsets.of(_log(ids, ref), step.number).to_target(value)
         case "producer-id" if value >= 0:
             producer = ids.producers.target(Producer(value, -1))
             if producer is None and not ref.slot.field.is_array:  # an array is a filter

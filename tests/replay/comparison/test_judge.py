@@ -268,17 +268,16 @@ def test_a_default_beside_an_error_is_no_id() -> None:
 
 def test_offsets_are_positions() -> None:
     """By the last batch that both sides have; next to it, offsets of the target may be fewer."""
-    offsets = OffsetMap("relative")
-    log = "t", 0
-    assert offsets.to_capture(log, 7) == 7
-    offsets.target_starts(log, 100)
-    offsets.add_captured(log, start=0)
-    assert offsets.to_capture(log, 103) == 3
-    offsets.produced(log, 10, 110)
-    offsets.produced(log, 20, 118)
-    positions = {captured: offsets.to_target(log, captured) for captured in (10, 15, 20, 25)}
-    assert {offsets.to_capture(log, each) for each in positions.values()} == set(positions)
-    assert offsets.to_capture(log, 117) == 17
+    offsets = OffsetMap("relative").of(("t", 0), 0)
+    assert offsets.to_capture(7) == 7
+    offsets.target_starts(100)
+    offsets.add_captured(start=0)
+    assert offsets.to_capture(103) == 3
+    offsets.produced(10, 110)
+    offsets.produced(20, 118)
+    positions = {captured: offsets.to_target(captured) for captured in (10, 15, 20, 25)}
+    assert {offsets.to_capture(each) for each in positions.values()} == set(positions)
+    assert offsets.to_capture(117) == 17
 
 
 def test_another_run_is_the_reference(plan: ReplayPlan) -> None:

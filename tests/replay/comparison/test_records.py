@@ -2,13 +2,17 @@
 
 import pytest
 
+from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.judge import Judge, RunFacts
 from kdissect.replay.comparison.logs import MANY, compare_records
 from kdissect.replay.fields import built_in_fields
-from kdissect.replay.model import Difference
+from kdissect.replay.model import Difference, Judgement, Outcome, Verdict
+from tests.builders.messages import a_request, a_response, numbered_batch
+from tests.builders.workloads import exchange
 from tests.replay.comparison.made_run import Run
+from tests.replay.made import translated
 
 LOG = ("t", 0)
 
@@ -33,7 +37,7 @@ def found(
     facts = RunFacts(run.ids(), run.outcomes).logs.of(LOG)
     facts.silent.append(silent)
     expected = [(step, captured) for step, (captured, _) in enumerate(answers)]
-    compared = compare_records(facts, expected, lambda _, offset: offset + shift, end)
+    compared = compare_records(facts, expected, lambda *at: at[-1] + shift, end)
     return [one for _, one in compared]
 
 
@@ -85,6 +89,63 @@ def test_records_without_an_order(
     both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
     rules = {each.rule for each in found(both, silent=batch(0, known))}
     assert rules == {"unacknowledged-order" if is_allowed else ""}
+
+
+def test_offsets_of_a_topic_that_is_made_again() -> None:
+    """The captured topic had records before the capture, so its offsets are others than at the
+    target. Those of the next topic of its name are the same."""
+    first, second = numbered_batch(0, 2), numbered_batch(50, 2)
+
+    def at(offset: int, data: bytes) -> bytes:
+        return offset.to_bytes(8, "big") + data[8:]
+
+    def produced(data: bytes, *bases: int) -> tuple[Message, Message, Message]:
+        """A request, its captured response and the answer, with these base offsets."""
+        topic = {"name": "t", "partition_data": [{"index": 0, "records": data}]}
+        request = a_request(ApiKey.PRODUCE, 9, acks=-1, topic_data=[topic])
+        one, other = (
+            a_response(ApiKey.PRODUCE, 9, responses=[{"name": "t", "partition_responses": [
+                {"index": 0, "base_offset": base, "log_start_offset": base}]}])
+            for base in bases
+        )  # fmt: skip
+        return request, one, other
+
+    def fetched(data: bytes, *bases: int) -> tuple[Message, Message, Message]:
+        asked = {"partition": 0, "fetch_offset": bases[0], "partition_max_bytes": 1 << 20}
+        topics = [{"topic": "t", "partitions": [asked]}]
+        request = a_request(ApiKey.FETCH, 11, session_epoch=-1, max_bytes=1 << 20, topics=topics)
+        one, other = (
+            a_response(ApiKey.FETCH, 11, responses=[{"topic": "t", "partitions": [
+                {"partition_index": 0, "high_watermark": base + 2, "log_start_offset": base,
+                 "last_stable_offset": base + 2, "records": at(base, data)}]}])
+            for base in bases
+        )  # fmt: skip
+        return request, one, other
+
+    deleted = a_response(ApiKey.DELETE_TOPICS, 5, responses=[{"name": "t"}])
+    made = a_response(ApiKey.CREATE_TOPICS, 6, topics=[{"name": "t"}])
+    exchanges = [
+        produced(first, 1000, 0),
+        fetched(first, 1000, 0),
+        (a_request(ApiKey.DELETE_TOPICS, 5, topic_names=["t"]), deleted, deleted),
+        (a_request(ApiKey.CREATE_TOPICS, 6, topics=[{"name": "t"}]), made, made),
+        produced(second, 0, 0),
+        fetched(second, 0, 0),
+    ]
+    translator, steps = translated(
+        *(exchange(0, request, 10 * number, 10 * number + 1, captured)
+          for number, (request, captured, _) in enumerate(exchanges))
+    )  # fmt: skip
+    outcomes = []
+    for step, (_, _, answer) in zip(steps, exchanges, strict=True):
+        frame, sent = encode_message(answer), translator.request(step)
+        assert isinstance(sent, bytes)
+        translator.learn(step, frame)
+        times = 10 * step.number, 10 * step.number + 1
+        version = step.exchange.api_version
+        outcomes.append(Outcome(step, sent, frame, *times, node_id=1, api_version=version))
+    Judge(RunFacts(translator.ids, outcomes), built_in_fields()).judge()
+    assert [each.judgement for each in outcomes] == [Judgement(Verdict.SAME)] * 6
 
 
 @pytest.mark.parametrize(

@@ -366,24 +366,24 @@ def test_reading_creates_no_topic(captures: Path) -> None:
 
 def test_offsets_by_what_was_produced_and_by_the_start() -> None:
     """Offsets move with the log's start and with produced batches."""
-    offsets = OffsetMap("relative")
-    log = ("t", 0)
-    assert offsets.to_target(log, 5) == 5
-    offsets.add_captured(log, start=100)
-    offsets.target_starts(log, 10)
-    assert offsets.to_target(log, (1 << 63) - 1) == (1 << 63) - 1  # no high watermark is known
-    assert offsets.to_target(log, 105) == 15
-    offsets.produced(log, 200, 40)
-    offsets.produced(log, 210, 53)
-    assert [offsets.to_target(log, each) for each in (199, 200, 209, 210, 211, -1)] == [
+    offsets, earliest, captured = (
+        OffsetMap(mode).of(("t", 0), 0) for mode in ("relative", "earliest", "captured")
+    )
+    assert offsets.to_target(5) == 5
+    offsets.add_captured(start=100)
+    offsets.target_starts(10)
+    assert offsets.to_target((1 << 63) - 1) == (1 << 63) - 1  # no high watermark is known
+    assert offsets.to_target(105) == 15
+    offsets.produced(200, 40)
+    offsets.produced(210, 53)
+    assert [offsets.to_target(each) for each in (199, 200, 209, 210, 211, -1)] == [
         39, 40, 49, 53, 54, -1,
     ]  # fmt: skip
-    assert [offsets.base_to_capture(log, each) for each in (63, 53, 40)] == [220, 213, None]
-    assert OffsetMap("captured").to_target(log, 7) == 7
-    earliest = OffsetMap("earliest")
-    earliest.add_captured(log, fetched=50)
-    earliest.target_starts(log, 3)
-    assert earliest.to_target(log, 52) == 5
+    assert [offsets.base_to_capture(each) for each in (63, 53, 40)] == [220, 213, None]
+    assert captured.to_target(7) == 7
+    earliest.add_captured(fetched=50)
+    earliest.target_starts(3)
+    assert earliest.to_target(52) == 5
     with pytest.raises(ValueError, match="none of"):
         OffsetMap("latest")
 
