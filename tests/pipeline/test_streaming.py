@@ -345,15 +345,18 @@ def test_a_checkpoint_of_another_version_is_refused(folder, put):
         query.batch()
 
 
-@pytest.mark.heavy
-@pytest.mark.spark
-def test_spark_streams_a_folder_exactly_once(spark, folder, parts, put, tmp_path):
-    """A late and a grown file, three tasks a batch, a restart from the checkpoint after each."""
-    spark.conf.set("spark.sql.files.minPartitionNum", "3")
+@pytest.fixture
+def run(spark, folder, tmp_path):
+    """Runs the query over the folder until it has read all files, each time from its checkpoint;
+    returns the rows so far, and the progress of its micro-batches."""
+    tasks = ("spark.sql.files.minPartitionNum", "spark.sql.shuffle.partitions")
+    before = [spark.conf.get(name, None) for name in tasks]
+    for name in tasks:
+        spark.conf.set(name, "3")
 
-    def run() -> tuple[pa.Table, list[Any]]:
+    def to_the_end(**options: str) -> tuple[pa.Table, list[Any]]:
         query = (
-            kdissect.stream(spark, folder).writeStream.format("parquet")
+            kdissect.stream(spark, folder, **options).writeStream.format("parquet")
             .option("path", str(tmp_path / "rows"))
             .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         )  # fmt: skip
@@ -362,8 +365,23 @@ def test_spark_streams_a_folder_exactly_once(spark, folder, parts, put, tmp_path
             progress = query.recentProgress
         finally:
             query.stop()
+        states = [state for one in progress for state in one.stateOperators]
+        assert {state.numShufflePartitions for state in states} == {3}  # tasks
         return spark.read.parquet(str(tmp_path / "rows")).toArrow(), progress
 
+    yield to_the_end
+    for name, value in zip(tasks, before, strict=True):
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def _late_packets(progress: list[Any]) -> int:
+    return sum(one.observedMetrics["kdissect exchanges"].late_packets or 0 for one in progress)
+
+
+@pytest.mark.heavy
+@pytest.mark.spark
+def test_spark_streams_a_folder_exactly_once(folder, parts, put, run):
+    """A late and a grown file, three tasks a batch, a restart from the checkpoint after each."""
     put(0, 2)
     half = split_capture(parts[3])
     (folder / "part3.pcap").write_bytes(half[0] + b"".join(half[1][:100]))
@@ -373,5 +391,15 @@ def test_spark_streams_a_folder_exactly_once(spark, folder, parts, put, tmp_path
     found, progress = run()
     assert 0 < first.num_rows < found.num_rows
     _check([found], *sorted(folder.iterdir()))
-    metrics = [one.observedMetrics["kdissect exchanges"] for one in progress]
-    assert {row.late_packets or 0 for row in metrics} == {0}
+    assert _late_packets(progress) == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.spark
+def test_spark_counts_packets_that_are_too_late(put, run):
+    """The progress of the query names them."""
+    put(0, 2, 3, 4)
+    run(late="500ms")
+    put(1)
+    _, progress = run(late="500ms")
+    assert _late_packets(progress) > 0
