@@ -54,6 +54,8 @@ transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=300
+# Records keep their captured times: else the broker would delete old ones after half a minute.
+log.initial.task.delay.ms=3600000
 log.cleaner.dedupe.buffer.size=2097152
 CONFIG
 cat "${BROKER_PROPERTIES:-$here/broker.properties}" >> "$work/server.properties"
