@@ -3,7 +3,8 @@
 A difference may follow from an earlier one: records are missing since a Produce was refused, a
 member is unknown since its group never formed. Suppose that an answer has only such differences,
 and an earlier one about the same topic, partition, group or transaction differs. Then its exchange
-is counted in the kind of the earlier one, with the errors and fields that differ in it.
+is counted in the kind of the earlier one, with the errors and fields that differ in it. A request
+without an answer has no kind, so nothing is counted there.
 
 `causes.toml` says which kinds can follow. It has words beside a difference, with the settings of
 the target that decide it. `release_changes.toml` has what a Kafka release changes by design:
@@ -305,9 +306,8 @@ def find_kinds(
     kinds.sort(key=lambda kind: (kind.rank, kind.found[0][0]))
     of_step = {number: kind for kind in reversed(kinds) for number, _ in kind.found}
     for number, root in roots.items():
-        if root in of_step:
-            outcome = outcomes[number]
-            of_step[root].followers[outcome.step.api_name, _word(outcome)] += 1
+        outcome = outcomes[number]
+        of_step[root].followers[outcome.step.api_name, _word(outcome)] += 1
     return kinds, roots
 
 
@@ -358,8 +358,10 @@ def find_roots(
         root = min((diverged[each] for each in all_named if each in diverged), default=-1)
         if root >= 0 and may_follow(outcome):
             roots[step.number] = root
-        else:
+        elif outcome.judgement.differences:
             root = step.number
+        else:
+            continue
         for resource in own:
             diverged.setdefault(resource, root)
     return roots

@@ -25,18 +25,22 @@ def plan() -> ReplayPlan:
     )
 
 
-def judged(made: ReplayPlan, different: dict[int, Sequence[Difference]]) -> list[Outcome]:
+def judged(
+    made: ReplayPlan, different: dict[int, Sequence[Difference]], unanswered: Sequence[int] = ()
+) -> list[Outcome]:
     outcomes = []
     for step in made.steps:
         found = [*different.get(step.number, ())]
         verdict = Verdict.DIFFERENT if found else Verdict.SAME
+        verdict = Verdict.ERROR if step.number in unanswered else verdict
         outcomes.append(Outcome(step, judgement=Judgement(verdict, found)))
     return outcomes
 
 
-def found(different: dict[int, Sequence[Difference]]) -> list[kinds.Kind]:
-    made = plan()
-    return kinds.find_kinds(judged(made, different), EXPLAINER)[0]
+def found(
+    different: dict[int, Sequence[Difference]], unanswered: Sequence[int] = ()
+) -> list[kinds.Kind]:
+    return kinds.find_kinds(judged(plan(), different, unanswered), EXPLAINER)[0]
 
 
 def test_later_differences_of_a_partition_follow_its_first_one() -> None:
@@ -59,6 +63,17 @@ def test_a_folded_answer_is_named_by_its_error_or_field() -> None:
     # A record that the consumer gets twice does not follow from a refusal.
     twice = Difference("records[]", ("t", "0", "3"), None, "a record", note="a second time")
     assert len(found({0: [REFUSED], 2: [twice]})) >= 1
+
+
+def test_nothing_is_folded_into_a_request_without_answer() -> None:
+    """It has no kind, so the records that are missing after it have one. After a difference, it is
+    counted there itself, with what follows."""
+    missing = Difference("records[]", ("t", "0", "3"), "a record", None)
+    [kind] = found({2: [missing], 4: [missing]}, unanswered=[0])
+    assert (kind.api_name, kind.found) == ("Fetch", [(2, missing)])
+    assert kind.followers == {("Fetch", "records"): 1}
+    [kind] = found({0: [REFUSED], 4: [missing]}, unanswered=[2])
+    assert kind.followers == {("Fetch", "no answer"): 1, ("Fetch", "records"): 1}
 
 
 def test_what_would_hurt_comes_first() -> None:

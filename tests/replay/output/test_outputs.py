@@ -384,6 +384,10 @@ def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
     outputs = written(results, tmp_path)
     assert "Changes of this release (Kafka 3.9 -> Kafka 4.3), by design:" in outputs.console
     assert line in outputs.console
+    error = outputs.console.index("error 1: <script>")
+    assert error < outputs.console.index("Changes of this release")
+    assert outputs.console[error:].splitlines()[0].endswith(" (Heartbeat)")
+    assert outputs.html.index("<h2>Errors</h2>") < outputs.html.index("Changes of this release")
     assert "Changes of this release" in outputs.html
     assert outputs.suites.get("failures") == "0"
     cases = outputs.suites.findall(".//testcase")
