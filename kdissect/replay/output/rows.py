@@ -197,7 +197,8 @@ def summary_row(results: Results) -> Row:
         "release_changes": [
             {"api_name": each.api_name, "path": each.first.path,
              **_pair(text.readable_texts_of(each.first)), "what": each.first.note,
-             "count": len(each.found)}
+             "count": len(each.found),
+             "configs": sorted({one.keys[-1] for _, one in each.found if "configs[]" in one.place})}
             for each in tolerated
             if each.first.rule == RELEASE_RULE
         ],

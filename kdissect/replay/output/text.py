@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 from zlib import crc32
 
@@ -133,13 +132,15 @@ def finding_text(finding: Difference) -> str:
 
 
 def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Rows as lines: ``DescribeConfigs ...: 1 -> 2: another default (KIP-1030), 4 places``."""
+    """Rows as lines: ``DescribeConfigs ...: 1 -> 2: another default (KIP-1030), 4 places``. If a
+    change is about several configs, the place has the first one, and all are named at the end."""
     lines = []
     for row in changes:
         values = f": {row['captured']} -> {row['answered']}"
         where = "" if row["path"].startswith("api_keys") else f" {row['path']}{values}"
-        count = plural(row["count"], "place")
-        lines.append(f"{row['api_name']}{where}: {row['what']}, {count}")
+        count, configs = plural(row["count"], "place"), row["configs"]
+        names = f": {', '.join(configs)}" if len(configs) > 1 else ""
+        lines.append(f"{row['api_name']}{where}: {row['what']}, {count}{names}")
     return lines
 
 
@@ -202,7 +203,6 @@ def rendered(template: str, safe: Callable[[str], str], **values: Any) -> str:
 
 def _first_lines(lines: Iterable[str], more: str) -> list[str]:
     """The first lines of a list, and how many there are besides. more: with {} for the number."""
-    rest = iter(lines)
-    shown = list(islice(rest, _SHOWN_MAX))
-    count = sum(1 for _ in rest)
-    return [*shown, more.format(count)] if count else shown
+    every = list(lines)
+    count = len(every) - _SHOWN_MAX
+    return [*every[:_SHOWN_MAX], more.format(count)] if count > 0 else every

@@ -22,7 +22,7 @@ from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.console import print_plan, print_results, wide_console
 from kdissect.replay.output.files import write_html, write_junit
 from kdissect.replay.output.rows import Results, parse_fail_on, summary_row, write_json_lines
-from kdissect.replay.output.text import dropped_notes, texts_of
+from kdissect.replay.output.text import dropped_notes, release_lines, texts_of
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
@@ -383,7 +383,7 @@ def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
     )
     outputs = written(results, tmp_path)
     assert "Changes of this release (Kafka 3.9 -> Kafka 4.3), by design:" in outputs.console
-    assert line in outputs.console
+    assert f"{line}\n" in outputs.console
     error = outputs.console.index("error 1: <script>")
     assert error < outputs.console.index("Changes of this release")
     assert outputs.console[error:].splitlines()[0].endswith(" (Heartbeat)")
@@ -393,3 +393,20 @@ def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
     cases = outputs.suites.findall(".//testcase")
     assert int(outputs.suites.get("tests", 0)) == len(cases)
     assert outputs.rows[-1]["release_changes"][0]["count"] == 3
+
+
+def test_a_change_of_several_configs_names_all() -> None:
+    """They are told once, and its path has the first one's name."""
+    results = made()
+    results.outcomes[2].judgement = model.Judgement(
+        model.Verdict.TOLERATED,
+        [
+            model.Difference(
+                "results[].configs[]", (broker, name), "x", model.ABSENT, RULE, "no ZooKeeper"
+            )
+            for broker, name in (("1", "zookeeper.connect"), ("2", "zookeeper.connect"),
+                                 ("1", "zookeeper.set.acl"))
+        ],
+    )  # fmt: skip
+    [line] = release_lines(summary_row(results)["release_changes"])
+    assert line.endswith("no ZooKeeper, 3 places: zookeeper.connect, zookeeper.set.acl")
