@@ -36,7 +36,8 @@ why = "An upgrade by two versions is fine."
 ```
 
 `"absent"` is an element that one side lacks, `"[]"` an empty array. If a rule of yours
-permits nothing in a run, a note says so. The kinds that such files need:
+permits nothing in a run, or fits no field of its answers, a note says so. The kinds that such
+files need:
 
 | kind | meaning |
 |---|---|

@@ -127,14 +127,18 @@ class FieldRule(Match):
 
 @dataclass(frozen=True, eq=False)
 class FieldTable:
-    """All rules of a run, the user's before the built-in ones."""
+    """All rules of a run, the user's before the built-in ones. fitting: those that fit a place
+    which the run has looked up."""
 
     rules: tuple[FieldRule, ...]
+    fitting: set[FieldRule] = dataclasses.field(default_factory=set)
 
     @cache  # noqa: B019  a run has one table
     def at(self, api_name: str, path: str, entity: str = "") -> tuple[FieldRule, ...]:
         """The rules about one place, in order."""
-        return tuple(rule for rule in self.rules if rule.fits(api_name, path, entity))
+        found = tuple(rule for rule in self.rules if rule.fits(api_name, path, entity))
+        self.fitting.update(found)
+        return found
 
     def kinds(self, api_name: str, path: str, of: Field) -> tuple[FieldRule, ...]:
         """The rules that may give a field its kind, or the elements of an array, in order."""
@@ -272,7 +276,7 @@ def _one_path(path: str) -> str:
 
 
 class FieldContext(NamedTuple):
-    """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
+    """Topic, partition and group named by the structs around a value; "" or -1: none.
 
     partition is that of the value's own struct or of one around it. The last are as of the `Step`.
     """

@@ -255,7 +255,7 @@ def judge_run(
     capture if there are no references. What differs between control runs, or between the releases,
     is tolerated.
 
-    Returns notes, which name what is noise, and rules of the user that allowed nothing.
+    Returns notes, which name what is noise, and rules of the user that had no effect.
     """
     judged: list[list[Judgement]] = []
     each_of: Sequence[RunFacts | None] = references or [None]
@@ -266,9 +266,11 @@ def judge_run(
         outcome.judgement = min(judgements, key=_rank)
     used = {one.rule for each in chain(*judged) for one in each.differences}
     notes = [
-        f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.path)}"
+        f"rule {rule.name} "
+        + ("allowed nothing" if rule in table.fitting else "fits no field of the compared answers")
         for rule in table.rules
-        if rule.is_own and rule.name not in used and rule.is_allowance
+        if rule.is_own and rule.name not in used
+        if rule.is_allowance or rule not in table.fitting
     ]
     noise = Noise()
     for other in controls[1:]:

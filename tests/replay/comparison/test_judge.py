@@ -188,6 +188,34 @@ def test_rules_of_a_file(
     assert [each.rule for each in found.differences] == ["ours" if allowed else ""]
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ('kind = "tolerance"\npath = "api_keys[].max_version"\nabsolute = 3', []),
+        ('kind = "tolerance"\npath = "api_keys[].max_version"\nabsolute = 2',
+         ["rule ours allowed nothing"]),
+        ('kind = "text"\npath = "api_keys[].max_version"', []),
+        ('kind = "text"\npath = "api_keys[].max_versoin"',
+         ["rule ours fits no field of the compared answers"]),
+        ('kind = "ignore"\npath = "max_version"\napis = ["Fetch"]',
+         ["rule ours fits no field of the compared answers"]),
+    ],
+)  # fmt: skip
+def test_rules_of_a_file_that_had_no_effect_are_noted(
+    plan: ReplayPlan, tmp_path: Path, rule: str, said: list[str]
+) -> None:
+    """One that allowed nothing, though something may differ there, and one about no field."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[[rule]]\nname = "ours"\n{rule}\n')
+    step = step_named(plan, "ApiVersions")
+    message = copy.deepcopy(response_of(step.exchange))
+    assert message is not None
+    message.body["api_keys"][0]["max_version"] += 3
+    outcome = Outcome(step, answer=encode_message(message))
+    facts, table = RunFacts(IdMap(plan), [outcome]), load_fields([str(file)])
+    assert judge_run(facts, [], [], table, Releases()) == said
+
+
 def metadata(version: int, numbers: Iterable[int], **topic: Any) -> Message:
     """A Metadata answer about partitions of topic t."""
     partitions = [{"error_code": 0, "partition_index": each, "leader_id": 1} for each in numbers]
