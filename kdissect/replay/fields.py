@@ -285,7 +285,6 @@ class FieldContext(NamedTuple):
     topic_id: UUID | None = None
     partition: int = -1
     group: str = ""
-    transactional_id: str = ""
     step: int = -1
     is_racing: bool = False
     is_early: bool = False
@@ -333,8 +332,8 @@ class Shape:
     named: dict[str, str]
 
     def within(self, values: Mapping[str, Any], around: FieldContext) -> FieldContext:
-        """The context for fields of a struct: topic, partition, group and transaction that it
-        names. Those that it does not name come from `around`, the context of the struct itself."""
+        """The context for fields of a struct: topic, partition and group that it names. Those that
+        it does not name come from `around`, the context of the struct itself."""
         if not self.named:
             return around
         named = self.named.items()

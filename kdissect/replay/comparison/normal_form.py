@@ -114,9 +114,9 @@ class Normaliser:
         """The tree of a response to a step's request."""
         shape = fields.shape_of(self._table, message.api_key, "response", message.api_version)
         asked = request_body(step.exchange)  # names what the response may not
-        group, owner = (asked.get(name) or "" for name in ("group_id", "transactional_id"))
+        group = asked.get("group_id") or ""
         of_step = step.number, step.is_racing, step.is_early
-        request = FieldContext("", None, -1, group, owner, *of_step)
+        request = FieldContext("", None, -1, group, *of_step)
         tree = self._struct(shape, message.body, shape.within(message.body, request))
         if message.surplus:
             tree[SURPLUS] = message.surplus
