@@ -34,6 +34,8 @@ ROW_GROUP_BYTES = 64 << 20
 FILE_BYTES_MAX = 512 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
+# of a column before compression: zstd begins each page without history, and the default is 1 MB
+PAGE_BYTES = 4 << 20
 # written anew by every run that adds to a set
 REWRITTEN = frozenset(
     (
@@ -134,6 +136,7 @@ class _Writer:
                 compression_level=COMPRESSION_LEVEL,
                 use_dictionary=[f.name for f in table.schema if pa.types.is_string(f.type)],
                 column_encoding=_delta_columns(table.schema),
+                data_page_size=PAGE_BYTES,
             )
         self._writer.write_table(table)
         self.files[next(reversed(self.files))] += table.num_rows

@@ -56,6 +56,18 @@ def test_files_end_at_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [time for rows in found for time in rows] == times.tolist()
 
 
+def test_a_page_of_values_finds_what_repeats(tmp_path: Path) -> None:
+    """8 MB of the same 250 kB again and again take two pages, and each page takes 250 kB."""
+    rng = np.random.default_rng(1)
+    values = [rng.bytes(1000) for _ in range(250)]
+    table = pa.table({"value": pa.array(values * 32, pa.binary())})
+    with staging(str(tmp_path)) as run_id:
+        sink = ParquetSink(str(tmp_path), run_id, "s00000")
+        sink("records", table)
+        (file,) = sink.close()
+        assert (tmp_path / file.path).stat().st_size < 2.5 * 250_000
+
+
 def _around_midnight(capture: Path, path: Path) -> None:
     """Write a pcap whose packets are at another time, the middle one at the end of a day."""
     head, packets = split_capture(capture.read_bytes())
