@@ -309,15 +309,18 @@ class Noise(dict[tuple[str, str], list[Difference]]):
     A field of an API whose value differs between two of them differs by itself, so a difference
     there proves nothing. A noisy field does not allow any value:
 
-    - a number may differ by as much as two control runs differ from each other at most
+    - a number may differ by as much as a control run differs from the first one at most
     - a text has to be one that a control run has in that field; if no two control runs ever agree,
       as for random ids, any text will do, but not null, an empty one or a missing element
 
     Error codes, offsets and records are never noise.
     """
 
+    run_count = 0  # of control runs that were added
+
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Add the differences of a control run that was judged by another one."""
+        """Add the differences of a control run that was judged by the first one."""
+        self.run_count += 1
         for outcome in outcomes:
             for one in outcome.judgement.differences:
                 if not one.rule:
@@ -335,18 +338,18 @@ class Noise(dict[tuple[str, str], list[Difference]]):
     def tolerated(self, api_name: str, one: Difference) -> Difference:
         """The difference, tolerated if it is noise."""
         known = self.get((api_name, one.place), [])
-        if not known or is_evidence(one.place) or not _is_among(known, one):
+        if not known or is_evidence(one.place) or not self._is_among(known, one):
             return one
         note = f"control runs differ from each other here, in {len(known)} places"
         return replace(one, rule=NOISE, note=note)
 
-
-def _is_among(known: Sequence[Difference], one: Difference) -> bool:
-    if (distance := _distance(one)) is not None:
-        return distance <= max(_distance(each) or 0 for each in known)
-    values = {told(value) for each in known for value in (each.captured, each.answered)}
-    is_random = len(values) == 2 * len(known)
-    return told(one.answered) in values or (is_random and is_set(one.answered))
+    def _is_among(self, known: Sequence[Difference], one: Difference) -> bool:
+        if (distance := _distance(one)) is not None:
+            return distance <= max(_distance(each) or 0 for each in known)
+        first = {told(each.captured) for each in known}
+        others = {told(each.answered) for each in known}
+        is_random = len(others) == len(known) == self.run_count * len(first) and not first & others
+        return told(one.answered) in first | others or (is_random and is_set(one.answered))
 
 
 def is_evidence(place: str) -> bool:
