@@ -396,6 +396,7 @@ class Outcome:
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
     since the run's start; lag_ns: behind its schedule; own_lag_ns: how long it could have been sent
     but was not; -1 if it was not timed. error: why there is no answer, or "".
+    is_racing: as of the step, but in this run only: the session of a member may have run out.
     node_id: of the target. api_version: in which it was sent.
     dropped: captured fields, not at their default, that the request lacks in that version.
     earlier: answers that were not final. followed: heartbeats of the replay's own that its member
@@ -415,6 +416,7 @@ class Outcome:
     earlier: Sequence[Attempt] = ()
     followed: Sequence[Attempt] = ()
     error: str = ""
+    is_racing: bool = False
     skipped: Skipped | None = None
     judgement: Judgement = Judgement()
 

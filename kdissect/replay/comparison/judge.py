@@ -163,6 +163,9 @@ class Judge:
         answer = decoding(outcome.answer, "response", exchange.api_key, version)
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
+        others = [] if self._reference is None else [self._reference.outcomes[step.number]]
+        if any(each.is_racing for each in (outcome, *others)):
+            step = replace(step, is_racing=True)
         differences = self.differences(step, expected, answer)
         for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
             of_log = self._facts.logs.of(log, outcome.sent_ns)

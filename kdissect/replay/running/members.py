@@ -81,7 +81,7 @@ class Members:
         """A request has gone out."""
         step, api_key = outcome.step, outcome.step.exchange.api_key
         if api_key in _READING_APIS:
-            step.is_racing |= self._has_lost_session(step, outcome.sent_ns)
+            outcome.is_racing = self._has_lost_session(step, outcome.sent_ns)
         request = messages.request_of(step.exchange) if api_key in _MEMBER_APIS else None
         if request is None:
             return

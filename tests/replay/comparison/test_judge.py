@@ -252,6 +252,26 @@ def test_reads_of_what_was_just_changing() -> None:
     assert described(2, True, 0, 1, code=-1).verdict is Verdict.DIFFERENT
 
 
+def test_a_read_that_was_racing_in_one_run_is_not_in_another() -> None:
+    """One that raced in the reference may differ from that, too."""
+    plan = plan_of(metadata(7, range(2)))
+    [step], ids = plan.steps, IdMap(plan)
+    racing, other = (
+        Outcome(step, answer=encode_message(metadata(7, [0])), api_version=7, is_racing=each)
+        for each in (True, False)
+    )
+    whole = Outcome(step, answer=encode_message(metadata(7, range(2))))
+    for outcome, reference, verdict in (
+        (racing, None, Verdict.TOLERATED),
+        (other, None, Verdict.DIFFERENT),
+        (whole, racing, Verdict.TOLERATED),
+        (whole, other, Verdict.DIFFERENT),
+    ):
+        of_reference = reference and RunFacts(ids, [reference])
+        Judge(RunFacts(ids, [outcome]), load_fields(), of_reference).judge()
+        assert outcome.judgement.verdict is verdict
+
+
 def test_reads_after_topics_were_made() -> None:
     """The captured broker may lack them, but the replay has waited for them."""
     assert described(1, False, 0, 1, early=True).verdict is Verdict.TOLERATED
