@@ -139,7 +139,8 @@ class Judge:
             if new and judgement.verdict not in (Verdict.ERROR, Verdict.SKIPPED):
                 judgement = judgement.with_differences([*judgement.differences, *new])
             outcome.judgement = judgement
-        model.tolerate(ordered, partial(_as_set, facts.claims.set_configs))
+            as_set = partial(_as_set, facts.claims.set_configs, judgement.differences)
+            model.tolerate([outcome], as_set)
 
     def _compared_records(self) -> Iterator[model.Contradiction]:
         for facts, sets in self._expected_records.items():
@@ -226,11 +227,16 @@ def unanswered(outcome: Outcome) -> Judgement | None:
     return Judgement(Verdict.ERROR, reason="no answer") if outcome.answer is None else None
 
 
-def _as_set(configs: Mapping[tuple[str, ...], set[str]], _: str, one: Difference) -> Difference:
-    """The difference, tolerated where the target shows a config as the run has set it."""
-    values = configs.get(one.keys, ())
-    is_set = one.answered in values if one.place.endswith(".value") else bool(values)
-    return replace(one, rule=AS_SET) if is_set else one
+def _as_set(
+    configs: Mapping[tuple[str, ...], set[str]], beside: list[Difference], _: str, one: Difference
+) -> Difference:
+    """The difference, tolerated where the target shows a config as the run has set it. beside: in
+    the same answer; if the value differs, it has to be one that the run has set."""
+    values = configs.get(one.keys)
+    if not values or one.answered is model.ABSENT:
+        return one
+    shown = [each for each in beside if each.keys == one.keys and each.place.endswith(".value")]
+    return replace(one, rule=AS_SET) if all(each.answered in values for each in shown) else one
 
 
 def _allows(rule: FieldRule, one: Difference) -> bool:
