@@ -38,11 +38,8 @@ def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list
     if request.api_key == ApiKey.PRODUCE:
         body = _produced(body, request.api_version, version)
     values = _fitted(ids, old, new, body, Difference("", (), None, ABSENT), dropped)
-    header = {
-        name: value
-        for name, value in request.header.items()
-        if name in ("client_id", "correlation_id")
-    }
+    kept = request.header.keys() & {"client_id", "correlation_id"}
+    header = {name: request.header[name] for name in kept}
     return Message(request.api_key, version, "request", header, values), dropped
 
 
@@ -101,9 +98,8 @@ def _identified(ids: IdMap, new: Layout, values: Body) -> Body:
     (KIP-516)."""
     name = next((each for each in ("topic", "name") if each in values or each in new.by_name), "")
     keys = {name, "topic_id"}
-    if not name or len(keys & values.keys()) != 1 or len(keys & new.by_name.keys()) != 1:
-        return values
-    if (name in values) == (name in new.by_name):
+    had, wanted = keys & values.keys(), keys & new.by_name.keys()
+    if not name or len(had) != 1 or len(wanted) != 1 or had == wanted:
         return values
     if name in values:
         found: Body = {"topic_id": ids.target.topic_ids.get(values[name], ZERO_UUID)}
