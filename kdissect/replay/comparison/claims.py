@@ -151,7 +151,7 @@ class Claims:
         asked += entries(reply.request.get("topics"))
         for name in map(self._topics.of, asked) if reply.answer is None else done:
             self._claim(reply, None if reply.answer is None else GONE, "topic", name)
-            self._logs.forget_topic(name, reply)
+            self._logs.topic_deleted(name, reply)
             self._forget("config", 1, {name})
             self._forget("commit", 2, {name})  # the groups' offsets go with the topic
 

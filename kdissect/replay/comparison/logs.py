@@ -204,8 +204,8 @@ class Logs(dict[tuple[Log, int], LogFacts]):
         for each in self._open.pop(name, []):
             each.is_aborted = is_aborted
 
-    def forget_topic(self, name: str, reply: Reply) -> None:
-        """The topic was deleted, or nobody knows whether it was."""
+    def topic_deleted(self, name: str, reply: Reply) -> None:
+        """A request has deleted the topic, or nobody knows whether it has."""
         self._deleted[name].append((max(reply.sent_ns, reply.answered_ns), self._marker_count))
 
     # -- facts ----------------------------------------------------------------------------------
