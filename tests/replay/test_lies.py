@@ -25,7 +25,6 @@ NAMES = ("java_2_0_1.pcap", "librdkafka.pcap", "kafkajs.pcap.gz", "sarama.pcap.g
 BESIDE = ("admin/admin.pcap", "transactions/transactions.pcap")
 BROUGHT = "a later answer brings the records"
 NOT_READY = "the captured leader was not ready, and the target may be"
-ENDING = "a transaction may still be open until its markers are written"
 MARKERS = "markers may come later than records, and the state after a run shows what they decide"
 ALONE = "no other answer is about the partitions of this member"
 PASSES = {
@@ -37,7 +36,6 @@ PASSES = {
         for once in ("", " once")
     },
     "Fetch responses[].partitions[].records markers lost": MARKERS,
-    "ListTransactions transaction_states[].transaction_state Ongoing once": ENDING,
     **{
         f"ConsumerGroupHeartbeat assignment.topic_partitions {kind}{once}": ALONE
         for kind in LIST

@@ -28,7 +28,8 @@ from kdissect.text import plural
 
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
-_SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
+_RETENTION = ("retention.bytes", "retention.ms", "local.retention.bytes", "local.retention.ms")
+_CLEANING = ("cleanup.policy", *_RETENTION)
 _SET = 0  # operation of IncrementalAlterConfigs
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort")
 _A_TOPIC = "a topic"  # the value of one with an unknown number of partitions
@@ -73,7 +74,7 @@ class Claims:
         # by transactional id: the commits in the open transaction
         self._pending: dict[str, list[tuple[Subject, _Claim]]] = defaultdict(list)
         self.readers: Readers = {
-            ApiKey.PRODUCE: self._begin,
+            ApiKey.PRODUCE: self._claim_transaction,
             ApiKey.METADATA: self._metadata,
             ApiKey.CREATE_TOPICS: self._create,
             ApiKey.CREATE_PARTITIONS: self._create,
@@ -85,14 +86,12 @@ class Claims:
             ApiKey.OFFSET_DELETE: self._forget_group,
             ApiKey.DELETE_GROUPS: self._forget_group,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
-            ApiKey.ADD_PARTITIONS_TO_TXN: self._begin,
-            ApiKey.ADD_OFFSETS_TO_TXN: self._begin,
+            ApiKey.ADD_PARTITIONS_TO_TXN: self._claim_transaction,
+            ApiKey.ADD_OFFSETS_TO_TXN: self._claim_transaction,
             ApiKey.END_TXN: self._end_txn,
-            ApiKey.DESCRIBE_TRANSACTIONS: self._describe_transactions,
+            ApiKey.DESCRIBE_TRANSACTIONS: self._show_transactions,
+            ApiKey.LIST_TRANSACTIONS: self._show_transactions,
         }
-
-    def _transaction(self, name: str) -> Subject:
-        return "transactional-id", self._name("transactional-id", name)
 
     def _claim(self, reply: Reply, value: Value | None, *subject: Any) -> None:
         self._add(subject, _Claim(value, reply.sent_ns, reply.end_ns))
@@ -147,9 +146,7 @@ class Claims:
     def _delete_topics(self, reply: Reply) -> None:
         results = entries(reply.body.get("responses"))
         done = [self._topics.of(each) for each in results if not each["error_code"]]
-        asked = [{"name": each} for each in entries(reply.request.get("topic_names"))]
-        asked += entries(reply.request.get("topics"))
-        for name in map(self._topics.of, asked) if reply.answer is None else done:
+        for name in reply.step.named("topic") if reply.answer is None else done:
             self._claim(reply, None if reply.answer is None else GONE, "topic", name)
             self._logs.topic_deleted(name, reply)
             self._forget("config", 1, {name})
@@ -192,24 +189,18 @@ class Claims:
             self._add(commit, claim)
 
     def _forget_group(self, reply: Reply) -> None:
-        named = entries(reply.request.get("groups_names")) or [reply.request.get("group_id")]
-        self._forget("commit", 1, {self._name("group", each) for each in named})
+        self._forget("commit", 1, reply.step.named("group"))
         for each in entries(reply.body.get("results")):  # of DeleteGroups
             if not each["error_code"]:
                 self._claim(reply, GONE, "group", self._name("group", each["group_id"]))
 
-    def _begin(self, reply: Reply) -> None:
-        """A request that is part of a transaction."""
-        names = [
-            reply.request.get("transactional_id"),
-            reply.request.get("v3_and_below_transactional_id"),
-            *(one["transactional_id"] for one in entries(reply.request.get("transactions"))),
-        ]
-        for name in filter(None, names):
-            self._claim(reply, None, *self._transaction(name))
+    def _claim_transaction(self, reply: Reply, state: str | None = None) -> None:
+        """A request that is part of a transaction, or leaves it in a state."""
+        for name in reply.step.named("transactional-id"):
+            self._claim(reply, state, "transactional-id", name)
 
     def _txn_offset_commit(self, reply: Reply) -> None:
-        self._begin(reply)
+        self._claim_transaction(reply)
         self._pending[reply.request["transactional_id"]] += self._committed(reply)
 
     def _init_producer_id(self, reply: Reply) -> None:
@@ -232,15 +223,16 @@ class Claims:
         is_aborted = state != "CompleteCommit" if reply.taken else None
         self._logs.end_transaction(name, is_aborted=is_aborted)
         self._pending.pop(name, None)
-        self._claim(reply, state if reply.taken else None, *self._transaction(name))
+        self._claim_transaction(reply, state if reply.taken else None)
 
-    def _describe_transactions(self, reply: Reply) -> None:
+    def _show_transactions(self, reply: Reply) -> None:
         """A transaction that the run has ended before is not Ongoing."""
         for each in entries(reply.body.get("transaction_states")):
             name, state = each["transactional_id"], each["transaction_state"]
-            *_, (value, _, last_ns) = self._claims.get(self._transaction(name), [_UNKNOWN])
+            subject = "transactional-id", self._name("transactional-id", name)
+            *_, (value, _, last_ns) = self._claims.get(subject, [_UNKNOWN])
             is_over = value in _ENDED and last_ns < reply.sent_ns
-            if not each["error_code"] and is_over and state == "Ongoing":
+            if not each.get("error_code") and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
                 one = Difference(place, (name,), value, state, note=note)
                 self.contradictions.append(reply.wrong(one))
@@ -264,9 +256,8 @@ class Claims:
                 continue
             wrong: Iterable[tuple[str, str]] = ()
             if (content := state.logs.get(log)) is not None:
-                configs = [each for each in state.facts if each[:2] == ("config", log[0])]
-                may_shrink = any(name.startswith(_SHRINKING) for *_, name in configs)
-                wrong = _wrong(facts, content, may_shrink=may_shrink, is_held=log[0] in held)
+                configs = {name: state.facts.get(("config", log[0], name)) for name in _CLEANING}
+                wrong = _wrong(facts, content, configs, is_held=log[0] in held)
             elif ("topic", log[0]) in state.facts and not state.unread:
                 wrong = [("a log", "none")]
             for texts in wrong:
@@ -274,10 +265,10 @@ class Claims:
 
 
 def _wrong(
-    facts: LogFacts, content: LogContent, *, may_shrink: bool, is_held: bool
+    facts: LogFacts, content: LogContent, configs: Mapping[str, Value | None], *, is_held: bool
 ) -> Iterator[tuple[str, str]]:
-    """What contradicts acknowledged batches and deleted records: expected and found. is_held: the
-    log had some records before."""
+    """What contradicts acknowledged batches and deleted records: expected and found. Compaction
+    deletes any records, retention those at the start. is_held: the log had some records before."""
     end = max((each.end for each in facts.produced.values()), default=-1)
     if content.end < end:
         yield f"ends at {end} or later", f"ends at {content.end}"
@@ -285,14 +276,18 @@ def _wrong(
     if start < 0:
         start = min(facts.produced, default=content.start)
     is_early = facts.deleted_to >= 0 and content.start < start
-    if is_early or (content.start > start and not may_shrink):
+    is_compacted = "compact" in str(configs["cleanup.policy"])
+    may_begin_later = is_compacted or any(configs[name] is not None for name in _RETENTION)
+    if is_early or (content.start > start and not may_begin_later):
         yield f"starts at {start}", f"starts at {content.start}"
-    if content.batches is None or may_shrink:
+    if content.batches is None or is_compacted:
         return
     kept = {base: each for base, each in facts.produced.items() if each.end > content.start}
-    wanted, found = sum(each.records for each in kept.values()), content.records or 0
-    if found < wanted or (not is_held and found > wanted + facts.unknown):
-        maybe = f" to {wanted + facts.unknown}" if 0 < facts.unknown < MANY else ""
+    # those from the log's start on; a batch that begins before it may come with all of its records
+    wanted = sum(each.end - max(base, content.start) for base, each in kept.items())
+    most, found = sum(each.records for each in kept.values()) + facts.unknown, content.records or 0
+    if found < wanted or (not is_held and found > most):
+        maybe = f" to {most}" if wanted < most < MANY else ""
         yield f"{wanted}{maybe} records", f"{found} records"
     stored = {each.base_offset: each for each in content.batches}
     wrong: dict[str, list[Produced]] = defaultdict(list)

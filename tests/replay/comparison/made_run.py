@@ -7,6 +7,7 @@ from uuid import UUID
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay import model
 from kdissect.replay.comparison.judge import RunFacts
+from kdissect.replay.planning.resources import ResourceAccesses
 from kdissect.replay.translation.id_map import IdMap
 from tests.builders.messages import exchange, response_frame
 
@@ -32,6 +33,7 @@ class Run:
             [],
             [[]],
         )
+        self.accesses = ResourceAccesses(self.plan.workload)
 
     def add(self, at_s: float, api_key: int, version: int, sent: Body, answered: Body,
             captured: Body | None = None, node: int = 1) -> int:  # fmt: skip
@@ -44,6 +46,8 @@ class Run:
         )
         self.connection.exchanges.append(one)
         step = model.Step(number, 0, one, ApiKey(api_key).name, "read", number, True)
+        step.accesses = self.accesses.of(one)
+        one.decoded.clear()  # tests replace the response
         begin = int(at_s * S)
         self.outcomes.append(
             model.Outcome(

@@ -19,6 +19,7 @@ VERSIONS = {
     ApiKey.CREATE_TOPICS: 5, ApiKey.DELETE_TOPICS: 5, ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 3, ApiKey.METADATA: 9, ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
     ApiKey.OFFSET_DELETE: 0, ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.DESCRIBE_TRANSACTIONS: 0,
+    ApiKey.LIST_TRANSACTIONS: 0, ApiKey.DELETE_GROUPS: 2,
 }  # fmt: skip
 
 
@@ -144,6 +145,35 @@ def test_a_topic_with_earlier_records_or_retention_is_not_counted(run: Run) -> N
     assert run.found(after(0, 102, (101, 1)), held=("orders",))
 
 
+@pytest.mark.parametrize("config", ["cleanup.policy", "retention.ms", "retention.bytes"])
+def test_only_compaction_may_delete_any_records(run: Run, config: str) -> None:
+    """Three batches of two records. Retention deletes the first ones, and none in the middle;
+    policy "delete" without retention.ms none at all."""
+    for base in (0, 2, 4):
+        run.write(2, base)
+    gone, hole = after(2, 6, (2, 2), (4, 2)), after(0, 6, (0, 2), (4, 2))
+    others = after(0, 6, (0, 2), (2, 2))
+    others.logs["orders", 0] = LogContent(0, 6, (stored(0, 2), stored(2, 2, 9), stored(4, 2)))
+    for state in (gone, hole, others):
+        state.facts["config", "orders", config] = "delete" if "policy" in config else "1"
+    assert bool(run.found(gone)) is ("policy" in config)
+    assert "2 records from offset 2 -> none" in " ".join(run.found(hole))
+    assert "2 records from offset 2 -> other records" in " ".join(run.found(others))
+    for state in (gone, hole, others):
+        state.facts["config", "orders", "cleanup.policy"] = "compact,delete"
+        assert run.found(state) == []
+
+
+def test_a_batch_may_begin_before_the_start_of_its_log(run: Run) -> None:
+    """Retention cuts between two batches of one request, and DeleteRecords within a batch, of which
+    a Fetch returns all records."""
+    run.write(4, 0)
+    for batches, is_right in (((0, 4),), True), (((2, 2),), True), (((3, 1),), False), ((), False):
+        state = after(2, 4, *batches)
+        state.facts[RETENTION] = "1"
+        assert bool(run.found(state)) is not is_right
+
+
 def test_deleted_records_move_the_start(run: Run) -> None:
     """DeleteRecords up to 2: the log starts there, and has the rest."""
     run.write(2, 0)
@@ -169,6 +199,15 @@ def test_the_last_committed_offset_is_the_groups(run: Run) -> None:
     run.commit(8, (35, 50))
     assert run.found(committed(9)) == run.found(committed(8)) == []
     assert "9 or 8 -> 7" in run.found(committed(7))[0]
+
+
+def test_commits_go_with_their_group(run: Run) -> None:
+    """A deleted group is not there, with none of its commits."""
+    run.commit(5)
+    deleted = {"results": [{"group_id": "billing", "error_code": 0}]}
+    run.ask(ApiKey.DELETE_GROUPS, {"groups_names": ["billing"]}, deleted)
+    assert run.found(State()) == []
+    assert "none -> Empty" in run.found(State({("group", "billing"): "Empty"}))[0]
 
 
 def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
@@ -267,16 +306,23 @@ def test_records_of_a_transaction_are_visible_if_it_was_committed(run: Run) -> N
     assert run.found(state) == []
 
 
-def test_a_transaction_that_the_run_has_ended_is_not_ongoing(run: Run) -> None:
+@pytest.mark.parametrize("api", [ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS])
+def test_a_transaction_that_the_run_has_ended_is_not_ongoing(run: Run, api: ApiKey) -> None:
+    """Until a request begins the next one."""
+    asked = {"transactional_ids": ["ledger"]} if api == ApiKey.DESCRIBE_TRANSACTIONS else {}
+
+    def show(state: str) -> None:
+        shown = {"transactional_id": "ledger", "transaction_state": state}
+        run.ask(api, asked, {"transaction_states": [shown]})
+
     transactional(run, is_committed=True)
-    for state in ("CompleteCommit", "Ongoing"):
-        described = {"error_code": 0, "transactional_id": "ledger", "transaction_state": state}
-        run.ask(
-            ApiKey.DESCRIBE_TRANSACTIONS,
-            {"transactional_ids": ["ledger"]},
-            {"transaction_states": [described]},
-        )
+    show("CompleteCommit")
+    show("Ongoing")
     claims = RunFacts(run.ids(), run.outcomes).claims
     [(number, one)] = claims.contradictions
     assert number == run.outcomes[-1].step.number
     assert one.answered == "Ongoing"
+    run.outcomes.pop()
+    run.write(2, 0, owner="ledger")
+    show("Ongoing")
+    assert RunFacts(run.ids(), run.outcomes).claims.contradictions == []
