@@ -71,10 +71,8 @@ def _why_unfit(first: Row, last: Row) -> str:
     if first.get("type") != "run":
         return "no run that --json of `kdissect replay` kept"
     if version != FORMAT_VERSION:
-        kept_by = (
-            f"kept by another kdissect (format_version {version}, this one has {FORMAT_VERSION})"
-        )
-        return f"{kept_by}; make it again"
+        versions = f"format_version {version}, this one has {FORMAT_VERSION}"
+        return f"kept by another kdissect ({versions}); make it again"
     return "" if last["type"] == "summary" else "the run in it has no end; make it again"
 
 

@@ -56,11 +56,10 @@ def _fitted(
                 is_default = not value
             else:
                 is_default = was is None or value == was.default()
-            if not is_default and value and name not in DROPPABLE:
-                raise Untranslatable(f"version {new.version} cannot say {here.path}")
             if not is_default:
-                hidden = is_secret(name, values)
-                dropped.append(replace(here, captured=value, is_secret=hidden))
+                if value and name not in DROPPABLE:
+                    raise Untranslatable(f"version {new.version} cannot say {here.path}")
+                dropped.append(replace(here, captured=value, is_secret=is_secret(name, values)))
             continue
         if value is None and not slot.nullable:
             if was is not None and was.default() is not None:
