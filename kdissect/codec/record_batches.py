@@ -200,13 +200,14 @@ class _Decoder:
         self.records = np.empty(_RECORDS, rk.RECORD)
         self.headers = np.empty(_HEADERS, rk.HEADER)
         self._make_arena(2 * chunk_bytes)
-        # by codec, size and CRC: a compressed section, and its records in the arena
-        self.in_arena: dict[tuple[int, int, int], tuple[Bytes, Bytes]] = {}
+        # by codec, size and CRC: a compressed section, place and size of its records in the arena
+        self.in_arena: dict[tuple[int, int, int], tuple[Bytes, int, int]] = {}
         self.current_set = -1
         self.set_bytes_left = 0
 
     def _make_arena(self, size: int) -> None:
         self.arena = np.empty(size, np.uint8)  # decompressed records
+        self.arena_address = address_of(self.arena)
         self.arena_used = 0
 
     def chunks(self) -> Iterator[RecordChunk]:
@@ -244,31 +245,33 @@ class _Decoder:
         for row in np.flatnonzero(is_compressed).tolist():
             if plain_bytes[row] + filled_bytes >= self.chunk_bytes:
                 break
-            if not self._decompress(b[row]):
+            if not self._decompress(b, row):
                 return row
             filled_bytes += max(int(b["data_size"][row]), 0)
         filled = np.cumsum(np.maximum(b["data_size"], 0))
         return min(int(np.searchsorted(filled, self.chunk_bytes)) + 1, len(b))
 
-    def _decompress(self, batch: np.void) -> bool:
+    def _decompress(self, b: Rows, row: int) -> bool:
         """Decompress the records of a batch into the arena; False: there is no room for them."""
-        start, size = int(batch["section_start"]), int(batch["section_size"])
-        codec, magic = int(batch["attributes"] & 7), int(batch["magic"])
+        # b["magic"][row] takes a seventh of the time of b[row]["magic"]
+        start, size = int(b["section_start"][row]), int(b["section_size"][row])
+        codec, magic = int(b["attributes"][row] & 7), int(b["magic"][row])
         if size < 0:
-            batch["codec_status"] = Status.CORRUPT  # a wrapper without a value
+            b["codec_status"][row] = Status.CORRUPT  # a wrapper without a value
             return True
-        if batch["set_index"] != self.current_set:
-            self.current_set = batch["set_index"]
+        if b["set_index"][row] != self.current_set:
+            self.current_set = b["set_index"][row]
             self.set_bytes_left = self.limits.set_allowance(int(self.length[self.current_set]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
         data = self.buf[start : start + size]
         # A broker forwards the bytes that it received, often at once: then they are here already.
-        key = codec, size, int(batch["computed_crc"])
-        equal, out = self.in_arena.get(key, (None, data[:0]))
-        status, written = Status.OK, len(out)
+        key = codec, size, int(b["computed_crc"][row])
+        equal, place, written = self.in_arena.get(key, (None, 0, 0))
+        status = Status.OK
         is_there = written <= allowance and equal is not None and equal.tobytes() == data.tobytes()
         while not is_there:
-            out = self.arena[self.arena_used :][:allowance]
+            place = self.arena_used
+            out = self.arena[place:][:allowance]
             status, written = decompress(codec, data, out)
             if status != Status.ROOM_NEEDED or len(out) == allowance:
                 break
@@ -276,23 +279,24 @@ class _Decoder:
                 return False
             self._make_arena(4 * len(self.arena))
         if status != Status.OK:
-            batch["codec_status"] = Status.LIMIT if status == Status.ROOM_NEEDED else status
+            b["codec_status"][row] = Status.LIMIT if status == Status.ROOM_NEEDED else status
             # Failed work counts as well, so that hostile batches use up the budget.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         if magic < 2:
-            is_wrong, last_offset = _read_inner(out[:written].tobytes(), magic)
-            batch["is_wrong_inside"] = is_wrong
+            inside = self.arena[place : place + written].tobytes()
+            is_wrong, last_offset = _read_inner(inside, magic)
+            b["is_wrong_inside"][row] = is_wrong
             # KIP-31: the offsets inside count from 0, and the wrapper has the last one's absolute
             # offset. A stored 0 means that no offsets were assigned yet: then they stay.
-            if magic == 1 and batch["base_offset"] != 0 and last_offset is not None:
+            if magic == 1 and b["base_offset"][row] != 0 and last_offset is not None:
                 with np.errstate(over="ignore"):
-                    batch["shift"] = batch["base_offset"] - np.int64(last_offset)
-        batch["data_address"], batch["data_size"] = address_of(out), written
+                    b["shift"][row] = b["base_offset"][row] - np.int64(last_offset)
+        b["data_address"][row], b["data_size"][row] = self.arena_address + place, written
         self.set_bytes_left -= written
         if not is_there:
             self.arena_used += written
-            self.in_arena[key] = data, out[:written]
+            self.in_arena[key] = data, place, written
         return True
 
     def _parse(self, batches: Rows) -> Iterator[RecordChunk]:
