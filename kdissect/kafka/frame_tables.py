@@ -67,8 +67,8 @@ class Tables(NamedTuple):
 def new_tables(frame_count: int, extent_count: int) -> Tables:
     """Empty tables with room for so many frames and extents, and for a fault before each frame."""
     extents = np.empty(extent_count + _EXTENTS_SHOWN, EXTENT)
-    faults = np.zeros(frame_count, ANOMALY)
-    return Tables(np.empty(frame_count, FRAME), extents, faults, np.zeros(3, np.int64))
+    frames, faults = np.empty(frame_count, FRAME), np.empty(frame_count, ANOMALY)
+    return Tables(frames, extents, faults, np.zeros(3, np.int64))
 
 
 @inlined
@@ -190,6 +190,7 @@ def put_unframed(stream: Stream, end: int, walk: Struct, tables: Tables) -> None
     fault["source"] = -1
     fault["pos"] = first
     fault["byte_count"] = count
+    fault["exchange_id"] = fault["other"] = 0
     fault["reason"] = walk["reason"]
     fault["number"] = walk["size_read"]
     before = used[EXTENTS]
