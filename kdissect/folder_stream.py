@@ -64,7 +64,7 @@ from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.selection import duration_ms
 from kdissect.pipeline.spark_session import use_this_python
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, STATE_OPEN, RowKind, packed_table
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, STATE_OPEN, RowKind
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
 from kdissect.resume.next_state import payload
@@ -79,7 +79,7 @@ from kdissect.resume.open_connection import (
 from kdissect.resume.progress import Patience
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
-from kdissect.tables.arrow_arrays import plain, unpacked
+from kdissect.tables.arrow_arrays import packed, plain, unpacked
 from kdissect.tables.message_chunk import chunks_in_time
 from kdissect.tables.topics import TopicNames
 
@@ -288,9 +288,7 @@ class _Connections(StatefulProcessor):
         yield from self._notes(bucket, carry.counts, faults)
         connections = carry.connections()
         used = keep_sources(connections, len(captures), CAPTURES_KEPT)
-        self.state.update(
-            (packed_table(STATE_OPEN, to_table(connections)), captures[used].tobytes())
-        )
+        self.state.update((packed(STATE_OPEN, to_table(connections)), captures[used].tobytes()))
         due = int(rows_of(connections)["due"].min(initial=NEVER))
         if due != NEVER:
             expiry_ms = -((late_ns - due) // 10**6)
@@ -302,7 +300,7 @@ class _Connections(StatefulProcessor):
         assembly, _ = within(found.assembly, options.time_from_ns, options.time_to_ns)
         if self.table == "anomalies":
             for table in anomaly_tables(assembly, found.sources, capture_ids.tolist(), options):
-                yield _part(bucket, RowKind.TABLE, packed_table(self.table, table))
+                yield _part(bucket, RowKind.TABLE, packed(self.table, table))
         rows = np.arange(len(assembly.exchanges))
         chosen = exchange_index.take(assembly, rows)
         sources = found.sources.carrying(chosen.carried.data)
@@ -315,8 +313,7 @@ class _Connections(StatefulProcessor):
         slot = np.zeros(len(rows), np.int64)
         for _, part in exchange_index.parts(chosen, slot, ROW_BYTES_MAX):
             data = np.frombuffer(exchange_index.to_bytes(part), np.uint8)
-            packed = pack([capture_ids, data])
-            yield _part(bucket, RowKind.EXCHANGES, packed)
+            yield _part(bucket, RowKind.EXCHANGES, pack([capture_ids, data]))
 
     def _notes(self, bucket: int, counts: Counts, faults: list[AnomalyRow]) -> Iterator[Row]:
         """Faults of files, packets that came too late, and limits."""
@@ -421,7 +418,7 @@ class _Messages(StatefulProcessor):
         names = topics.names()
         for data in exchanges:
             for table in self._decoded(data, names):
-                yield _part(key[0], RowKind.TABLE, packed_table(self.table, table))
+                yield _part(key[0], RowKind.TABLE, packed(self.table, table))
 
     def _decoded(self, data: bytes, names: TopicNames) -> list[pa.Table]:
         ids, packed = unpack(data, (np.dtype(np.int64), np.dtype(np.uint8)))
@@ -446,7 +443,7 @@ def _part(bucket: int, kind: int, data: bytes, **counts: int) -> Row:
 
 def _faults_part(bucket: int, table: str, faults: list[AnomalyRow], **counts: int) -> Row:
     """Rows of `anomalies` if that is the table, and the counts in any case."""
-    rows = packed_table(table, anomalies_table(faults)) if table == "anomalies" else b""
+    rows = packed(table, anomalies_table(faults)) if table == "anomalies" else b""
     return _part(bucket, RowKind.TABLE, rows, **counts)
 
 

@@ -37,7 +37,6 @@ from kdissect.pipeline.step_rows import (
     STATE_OPEN,
     RowKind,
     StepRow,
-    packed_table,
     sliced,
 )
 from kdissect.pipeline.unrequested_responses import infer
@@ -50,7 +49,7 @@ from kdissect.resume.open_connection import (
     to_table,
 )
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, in_parts, stream_anomalies
-from kdissect.tables.arrow_arrays import binaries, plain, unpacked
+from kdissect.tables.arrow_arrays import binaries, packed, plain, unpacked
 from kdissect.tables.connections import ConnectionClients, connections_table
 from kdissect.tables.schemas import CONNECTIONS
 from kdissect.tcp.columns import CloseReason
@@ -164,7 +163,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterat
     )
     for name, table in tables:
         for some in sliced(table):
-            yield StepRow(home, RowKind.TABLE, number, packed_table(name, some))
+            yield StepRow(home, RowKind.TABLE, number, packed(name, some))
     packets = enumerate(assembly.duplicate_packets.tolist())
     summary.duplicates.update({source: count for source, count in packets if count})
     summary.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}

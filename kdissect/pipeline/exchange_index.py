@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Indices, Rows, copied, gather_ranges, joined, renumbered
+from kdissect.arrays import Bytes, Ids, Indices, Rows, copied, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly, Carried
 from kdissect.packing import pack, unpack
 from kdissect.protocol.model import SIDES
-from kdissect.tcp.connection_ids import exchange_ids
+from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
 _EMPTY = [np.zeros(0, kind) for kind in _KINDS]
@@ -90,10 +90,18 @@ def _shifts(sizes: list[int], counts: list[int]) -> Indices:
 def to_bytes(assembly: Assembly) -> bytes:
     """Pack an assembly for a shuffle, without its anomalies, and without ids, which are random
     bytes that `from_bytes` makes again."""
-    exchanges = copied(assembly.exchanges)
+    exchanges, connections = copied(assembly.exchanges), copied(assembly.connections)
     exchanges["exchange_id"] = 0
-    arrays = (assembly.endpoints, assembly.connections, exchanges, assembly.extents)
-    return pack([*arrays, assembly.carried.data])
+    connections["connection_id"] -= _first_ids(assembly.endpoints, connections)
+    return pack(
+        [assembly.endpoints, connections, exchanges, assembly.extents, assembly.carried.data]
+    )
+
+
+def _first_ids(endpoints: Rows, connections: Rows) -> Ids:
+    """The ids that connections have if they are the first ones of their endpoints, as most are."""
+    first, first_time_ns = np.zeros(len(connections), np.int64), connections["first_time_ns"]
+    return connection_ids(endpoints, connections["endpoints"], first_time_ns, first)
 
 
 def parts(assembly: Assembly, slot: Indices, row_bytes_max: int) -> Iterator[tuple[int, Assembly]]:
@@ -118,6 +126,7 @@ def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
+    connections["connection_id"] += _first_ids(endpoints, connections)
     exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
     return Assembly(
         endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY), carried=Carried(carried)

@@ -22,16 +22,10 @@ from kdissect.pipeline.filters import is_within, of_hosts
 from kdissect.pipeline.plan import RunPlan, ScanUnit, hashed_input
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import read_state
-from kdissect.pipeline.step_rows import (
-    ROW_BYTES_MAX,
-    STATE_OPEN,
-    RowKind,
-    StepRow,
-    packed_table,
-    sliced,
-)
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, STATE_OPEN, RowKind, StepRow, sliced
 from kdissect.resume.open_connection import endpoints_of
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
+from kdissect.tables.arrow_arrays import packed
 
 
 def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[StepRow]:
@@ -66,7 +60,7 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
     ignored_count = split.fragments.ignored_count if split.fragments else 0
     bucket = number % plan.bucket_count
     for part in sliced(_scan_anomalies(plan, result, ignored_count)):
-        yield StepRow(bucket, RowKind.TABLE, number, packed_table("anomalies", part))
+        yield StepRow(bucket, RowKind.TABLE, number, packed("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
     yield summary.row(number)
@@ -79,7 +73,7 @@ def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[StepRo
     buckets, order = bucket_of(batch, plan.bucket_count), number << 20
     for bucket in np.unique(buckets).tolist():
         for part in sliced(saved.filter(pa.array(buckets == bucket))):
-            yield StepRow(bucket, RowKind.STATES, order, packed_table(STATE_OPEN, part))
+            yield StepRow(bucket, RowKind.STATES, order, packed(STATE_OPEN, part))
             order += 1
 
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kdissect.pipeline.options import MB
-from kdissect.tables.arrow_arrays import packed, plain, plain_schema
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 DATE = "/date="  # follows the name of a table, before a day: its rows of that day
@@ -73,8 +72,3 @@ def sliced(table: pa.Table) -> Iterator[pa.Table]:
     row_max = max(1, int(table.num_rows * ROW_BYTES_MAX // max(table.nbytes, 1)))
     for start in range(0, table.num_rows, row_max):
         yield table.slice(start, row_max)
-
-
-def packed_table(name: str, table: pa.Table) -> bytes:
-    """A table without dictionaries, for `arrow_arrays.unpacked`."""
-    return packed(name, plain(table, plain_schema(table.schema)))

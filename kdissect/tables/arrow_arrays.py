@@ -126,10 +126,11 @@ def packed(name: str, table: pa.Table) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[str, pa.Table]:
-    """(name, table) that `packed` was given."""
+    """(name, table) that `packed` was given; dictionaries are plain columns."""
     table = pa.ipc.open_stream(pa.CompressedInputStream(pa.py_buffer(data), "zstd")).read_all()
     name = table.schema.metadata[b"name"].decode()
-    return name, table.replace_schema_metadata(None)
+    table = table.replace_schema_metadata(None)
+    return name, plain(table, plain_schema(table.schema))
 
 
 def owned(table: pa.Table) -> pa.Table:

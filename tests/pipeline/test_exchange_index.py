@@ -10,7 +10,7 @@ from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.tcp.connection_ids import exchange_ids
+from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from tests.builders.frames import request, response
 from tests.builders.talks import BROKER, CLIENT
 from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes
@@ -86,6 +86,23 @@ def test_ids_are_not_packed() -> None:
     )
     assert len(packed) < 4 * len(exchanges)
     assert exchange_index.from_bytes(packed).exchanges.tobytes() == exchanges.tobytes()
+
+
+def test_ids_of_first_connections_are_not_packed() -> None:
+    """Those of later connections of the same endpoints are."""
+    connections = np.zeros(1000, CONNECTION)
+    connections["first_time_ns"] = 1000 * np.arange(1000)
+    endpoints = np.zeros(1, ENDPOINTS)
+    exchanges, extents, anomalies = np.zeros(0, EXCHANGE), np.zeros(0, EXTENT), np.zeros(0, ANOMALY)
+    sizes = []
+    for number in range(2):
+        times, pair = connections["first_time_ns"], connections["endpoints"]
+        connections["connection_id"] = connection_ids(endpoints, pair, times, np.full(1000, number))
+        whole = Assembly(endpoints, connections, exchanges, extents, anomalies)
+        data = exchange_index.to_bytes(whole)
+        assert exchange_index.from_bytes(data).connections.tobytes() == connections.tobytes()
+        sizes.append(len(data))
+    assert sizes[0] < 4 * 1000 < 8 * 1000 < sizes[1]
 
 
 # -- decrypted bytes ------------------------------------------------------------------------

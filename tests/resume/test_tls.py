@@ -15,11 +15,11 @@ from kdissect.capture.segments import ENDPOINTS
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import StreamOptions
-from kdissect.pipeline.step_rows import STATE_OPEN, packed_table
+from kdissect.pipeline.step_rows import STATE_OPEN
 from kdissect.resume.carry import ConnectionCarry
 from kdissect.resume.open_connection import OpenConnection, from_table, new_connection, to_table
 from kdissect.resume.progress import LOOKED_AT_MAX, TLS_HANDSHAKE_BYTES
-from kdissect.tables.arrow_arrays import unpacked
+from kdissect.tables import arrow_arrays
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.builders.captures import Blocks, lose_packets, write_packets
 from tests.builders.frames import request, response
@@ -117,8 +117,8 @@ class Run:
             state = next(iter(self.resumed.connections()), None)
             packed = b""
             if state is not None and state.protocol is Protocol.KAFKA:
-                packed = packed_table(STATE_OPEN, to_table([state]))
-                (again,) = from_table(unpacked(packed)[1])
+                packed = arrow_arrays.packed(STATE_OPEN, to_table([state]))
+                (again,) = from_table(arrow_arrays.unpacked(packed)[1])
                 assert (again.tls, again.data) == (state.tls, state.data)
                 assert again.segments.tobytes() == state.segments.tobytes()
             count = max(count, int(window.batch.segments["packet"].max(initial=0)))

@@ -31,3 +31,6 @@ def test_a_packed_table_is_compressed() -> None:
     data = packed("groups", table)
     assert len(data) < table.nbytes // 5
     assert unpacked(data) == ("groups", table)
+    labelled = table.set_column(0, "client_id", table["client_id"].dictionary_encode())
+    assert len(packed("groups", labelled)) < len(data) - 10_000
+    assert unpacked(packed("groups", labelled)) == ("groups", table)
