@@ -1,5 +1,6 @@
 """The captures that benchmarks read, and where copies and outputs of theirs lie meanwhile."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from bench.synthesise import (
 )
 from kdissect.codec.compression import CODEC_NAMES
 
-PERF = ROOT.parent / "shared" / "captures" / "perf"
+PERF = Path(os.environ.get("KDISSECT_MATERIAL", ROOT.parent / "shared")) / "captures" / "perf"
 WORK = ROOT / "out" / "bench"
 ONE_CODEC_RECORDS, ONE_CODEC_BATCH = 24_000, 40
 START_UP = ROOT / "captures" / "librdkafka.pcap"

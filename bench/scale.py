@@ -70,7 +70,7 @@ def planned(total_gb: int, file_gb: int, topics: int = TOPICS) -> dict[str, int 
         share = share_in(SetFolder(out), "run", plan.folder)
         function = pickle.dumps((plan.for_tasks(share), known.for_tasks(share)))
         file_bytes = sum(file.stat().st_size for file in Path(out).rglob("*.arrow"))
-    told = collected(plan, topics)
+    told, file_count = collected(plan, topics)
     took = time.perf_counter() - began
     return {
         "files": len(plan.files),
@@ -83,6 +83,7 @@ def planned(total_gb: int, file_gb: int, topics: int = TOPICS) -> dict[str, int 
         "tables beside the run, MB": f"{file_bytes / 1e6:.1f}",
         "units of a scan task, MB": f"{max(items) / 1e6:.2f}",
         "told to the driver, MB": f"{told / 1e6:.1f}",
+        "files of tables": file_count,
         "driver, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "seconds": f"{took:.1f}",
     }
@@ -98,8 +99,8 @@ def facts(topics: int) -> Cluster:
     return cluster
 
 
-def collected(plan: RunPlan, topics: int) -> int:
-    """Bytes of the rows about the run that the driver collects and sums up."""
+def collected(plan: RunPlan, topics: int) -> tuple[int, int]:
+    """Bytes of the rows about the run that the driver collects and sums up; files of tables."""
     counts = Counter(dict.fromkeys(range(len(plan.sizes)), 1_000_000))
     hashes = {number: f"{number:064}" for number in range(len(plan.files))}
     scanned = RunSummary(packets=counts, tcp=counts, duplicates=counts, hashes=hashes).row()
@@ -115,7 +116,7 @@ def collected(plan: RunPlan, topics: int) -> int:
             summary.add(row)
             size += len(row.data)
     assert len(summary.facts.topics.first) == topics
-    return size
+    return size, len(summary.files)
 
 
 def planned_run(total_gb: int, file_gb: int) -> RunPlan:
