@@ -70,11 +70,11 @@ def _value_changed(data: bytes) -> bytes:
     return _sealed(made) + b"".join(rest)
 
 
-def _header_changed(at: int) -> Callable[[bytes], bytes]:
+def _header_changed(at: int, bit: int = 1) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         first, *rest = _batches(data)
         made = bytearray(_only(not _has(first, _CONTROL), first))
-        made[at] ^= 1
+        made[at] ^= bit
         return _sealed(made) + b"".join(rest)
 
     return change
@@ -112,6 +112,7 @@ RECORD_KINDS: dict[str, Callable[[bytes], bytes]] = {
     "two records lost": _two_records_lost,
     "value changed": _value_changed,
     "timestamp changed": _header_changed(34),
+    "made a control batch": _header_changed(22, _CONTROL),
     "wrong CRC": _wrong_crc,
     "first batch lost": _lost(0),
     "last batch lost": _lost(-1),

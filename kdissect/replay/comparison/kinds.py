@@ -313,7 +313,7 @@ def find_kinds(
 
 def _rank(outcome: Outcome, one: Difference) -> int:
     """How much a difference would hurt: 0 most. Refused writes, records, groups and commits,
-    topics, configs, other answers, versions."""
+    topics and other error codes, configs, other answers, versions."""
     step, is_code = outcome.step, one.place.endswith("error_code")
     if is_code and step.step_class in (model.PRODUCE, model.TRANSACTIONS):
         return 0

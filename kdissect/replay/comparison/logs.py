@@ -384,9 +384,9 @@ def _compare_batch(
         place = bisect_right(bases, there) - 1
         rows = facts.old if place < 0 else facts.delivered[bases[place]].rows()
         brought = rows.get(there, facts.old.get(there))
-        if brought is None:
+        if brought is None or brought["control_type"] is not None:  # clients drop control records
             yield offset, row, None
-        elif brought["control_type"] is None:
+        else:
             have_times = row["timestamp_type"] == brought["timestamp_type"] == "CreateTime"
             names = _OF_ROWS if have_times else _OF_ROWS[:-1]
             c, a = ({name: each[name] for name in names} for each in (row, brought))

@@ -63,7 +63,8 @@ async def replay(
     watch: Watch = lambda activity: None,
     say: Say = lambda line: None,
 ) -> Results:
-    """Replay a plan to `target`, and to `against` if that is given: half of its runs come before.
+    """Replay a plan to `target`. Control runs go to `against`, or else to `target`; half of them
+    come before, and a single one does.
 
     watch: called with each runner when it begins, and with a text before other parts. say: called
     before the first request with each thing that the target lacks.

@@ -1,6 +1,6 @@
 """What a run knows of its target: the ids that it has there for those of the capture.
 
-`answers`, `translator` and the queries of `target` fill it during a run; the comparison reads it.
+`learning`, `translator` and the queries of `target` fill it during a run; the comparison reads it.
 Keys are the capture's, with names before `--rename`; those of `TargetCluster` are the target's.
 """
 

@@ -238,8 +238,8 @@ def _is_idempotent(asked: Body) -> bool:
 
 
 def _without_records(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Resource, str]:
-    """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
-    transaction markers are not written yet."""
+    """Partitions whose answer ends before the last captured data record: the Fetch came before the
+    Produce, or transaction markers are not written yet."""
     if answer.get("error_code"):
         return {}
     answered = dict(ids.target_topics.logs(answer))
