@@ -89,13 +89,14 @@ def _shifts(sizes: list[int], counts: list[int]) -> Indices:
 
 def to_bytes(assembly: Assembly) -> bytes:
     """Pack an assembly for a shuffle, without its anomalies, and without ids, which are random
-    bytes that `from_bytes` makes again."""
+    bytes that `from_bytes` makes again. Extents follow each other in a capture: what travels is the
+    distance of each to the one before."""
     exchanges, connections = copied(assembly.exchanges), copied(assembly.connections)
+    extents = copied(assembly.extents)
+    extents["pos"] = np.diff(extents["pos"], prepend=0)
     exchanges["exchange_id"] = 0
     connections["connection_id"] -= _first_ids(assembly.endpoints, connections)
-    return pack(
-        [assembly.endpoints, connections, exchanges, assembly.extents, assembly.carried.data]
-    )
+    return pack([assembly.endpoints, connections, exchanges, extents, assembly.carried.data])
 
 
 def _first_ids(endpoints: Rows, connections: Rows) -> Ids:
@@ -126,6 +127,7 @@ def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
+    extents["pos"] = np.cumsum(extents["pos"])
     connections["connection_id"] += _first_ids(endpoints, connections)
     exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
     return Assembly(
