@@ -91,14 +91,24 @@ dissect {capture} --out {tmp}/in                      | /in: is a folder with ot
 dissect {capture} --out {tmp}/text.pcap/out           | /text.pcap/out: cannot be written
 dissect {capture} --out {out} --from soon             | 'soon' is no time
 dissect {capture} --out {out} --host broker           | 'broker' is no IP address
+dissect {capture} --out {out} --into lake.kafka --append | replace rows of an earlier run
+dissect {capture} --out {out} --into lake.kafka --keep-state | replace rows of an earlier run
+dissect {capture} --out {out} --format delta          | --format is for --into
 dissect nowhere.pcap --limit frame-sizes=1 --out {out} | did you mean frame_size?
 show nowhere.pcap --limit frame-sizes=1               | did you mean frame_size?
 extract nowhere.pcap --limit frame-sizes=1 --out {out} | did you mean frame_size?
 extract {capture} --exchange 12345 --out {tmp}/x.pcapng | no exchange 12345
 show nowhere.pcap                                     | nowhere.pcap: no such file or directory
 show {tmp}/text.pcap                                  | /text.pcap: not a pcap or pcapng file
+show {capture} --keylog {tmp}/text.pcap | /text.pcap: no line of it is one of a TLS key log
+show {capture} --keylog {tmp}/nowhere                 | /nowhere: No such file
 show {capture} --slow soon                            | 'soon' is no
 show {capture} --where nothing                        | --where
+show {capture} --where "no_such_column = 1"           | --where
+show {capture} --where "latency_ms >"                 | --where
+show {capture} --where "1; drop table x"              | --where
+show {capture} --where "exists (select * from read_csv('/etc/passwd'))" | --where
+show {capture} --where "client_id in (select content from read_text('/etc/passwd'))" | --where
 show {capture} --json -v                              | --json
 show {capture} --columns latncy                       | --columns
 show {capture} --columns time --json                  | --columns
@@ -108,6 +118,10 @@ show {capture} --out {tmp}/x.csv -v                   | it writes columns
 show {capture} --out {tmp}/x.csv --columns ends       | no column 'ends'
 definitions Fetsh                                     | no API is named 'Fetsh'; did you mean Fetch?
 definitions Fetch x                                   | Invalid value for '[VERSION]'
+definitions Fetch 19                                  | Fetch has no version 19; known are 0-18
+definitions Fetch 1 99                                | Fetch has no version 99
+definitions metadta                                   | did you mean Metadata
+definitions Offset                                    | or OffsetCommit
 show {capture} --api 99999                            | no API has key 99999
 show {capture} --exchange 99999999999999999999        | 9223372036854775807
 show {capture} --port 99999                           | 65535
@@ -118,18 +132,27 @@ sql {set} "select 1" --memory-limit lots              | memory limit lots
 sql {set} "select 1" --format xml                     | 'xml'
 sql {set} "select 1" --out no/such/folder/x           | no/such/folder/x: cannot be written
 sql {set} "select 1" --out {tmp}/a.xlsx               | .csv, .json, .ndjson, .parquet, .arrow
-sql {tmp}/in "select 1"                               | /in: no table set
+sql {tmp}/in "select 1" | /in: no table set (_kdissect.json is missing), and no capture in it
+sql {tmp}/text.pcap "select 1"                        | /text.pcap: not a pcap or pcapng file
+sql - "select 1" | a stream of unknown length; kdissect dissect -
 check {tmp}/in                                        | /in: no table set
 diff {set} {tmp}/in                                   | /in: no table set
 diff {set} {set} --fail-on speed                      | --fail-on speed: no such kind
 diff {set} {set} --memory-limit x                     | memory limit x
 incidents {set} --fail-on bda                         | 'bda' is none of bad, warn, info, advert
 report {tmp}/none                                     | /none: no such file or directory
+summary {set} {set}                                   | librdkafka.pcap: is in two of the sources
+summary {capture} --in-process-max 100kB | : 301 kB are more than --in-process-max 100 kB;
+summary {capture} --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
+readiness {capture} --target 4.0 --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
+sql {capture} "select 1" --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
+diff {capture} {capture} --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
+report {capture} --out {out} --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
 report {set} --out {tmp}                              | is a folder
 report {set} --out {tmp}/x.html --target 9.9          | 9.9
 report {set} --out /dev/null/x.html                   | /dev/null
 readiness {set}                                       | Missing option '--target'
-readiness {set} --target 9.9                          | release '9.9' is not known
+readiness {set} --target 9.9 | release '9.9' is not known; known are 2.4 to 4.3
 readiness {set} --target latest                       | release 'latest' is not known
 readiness {set} --target 4.0 --fail-on ok             | 'ok' is not one of 'breaks', 'unknown'
 readiness {set} --target 4.0 --since yesterday        | 'yesterday' is no time
@@ -143,6 +166,16 @@ replay {capture} --dry-run --to 9092                  | --to: '9092' is no HOST:
 replay {capture} --dry-run --to h:1 --against h       | --against: 'h' is no HOST:PORT
 replay {capture} --dry-run --timeout soon             | --timeout: 'soon' is no span of time
 replay {capture} --dry-run --max-gap 1y               | --max-gap: '1y' is no span of time
+replay {set} --dry-run                                | is a table set; name its captures
+replay absent.pcap --to h:1 --control-runs 1          | at least 2
+replay absent.pcap --to h:1 --control-runs 2 --baseline x.jsonl | --baseline
+replay absent.pcap --to h:1 --rename topic:a=b --rename topic:a=c | two new names
+replay absent.pcap --to h:1 --rename client:a=b       | KIND:OLD=NEW
+replay {capture} --to h:1 --sasl GSSAPI --sasl-user u | none of PLAIN
+replay {capture} --to h:1 --sasl PLAIN                | --sasl-user
+replay {capture} --to h:1 --tls-ca {tmp}/no.pem       | /no.pem: no such file
+replay {capture} --to h:1 --tls-ca {tmp}/text.pcap    | PEM
+replay {capture} --to h:1 --tls-cert {tmp}/text.pcap  | cannot be used
 """
 
 

@@ -15,7 +15,6 @@ import kdissect
 from kdissect.cli import app
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.sources import open_source, parse_size
-from kdissect.errors import CaptureError
 from tests.cases import cases
 
 VERBS: dict[str, Callable[[str, Path], list[str]]] = {
@@ -81,37 +80,6 @@ def test_a_summary_is_the_output_of_dissect(capture: Path, table_set: Path) -> N
     done = CliRunner().invoke(app, ["summary", str(table_set)])
     assert "166 exchanges" in " ".join(done.stdout.split())
     assert f"Skipped {capture / 'notes.txt'}" in done.stdout.replace("\n", "")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_large_capture_is_refused_with_the_command_for_dissect(
-    verb: str, capture: Path, tmp_path: Path
-) -> None:
-    """Before anything is read, in one line."""
-    named = VERBS[verb](os.fspath(capture / "java_0_10_2_2.pcap"), tmp_path)
-    done = CliRunner().invoke(app, [verb, *named, "--in-process-max", "100kB"])
-    assert isinstance(done.exception, CaptureError)
-    (line,) = str(done.exception).splitlines()
-    assert "139 kB are more than --in-process-max 100 kB; kdissect dissect " in line
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("{tmp}/none", "none: no such file or directory"),
-        ("{tmp}", "no table set (_kdissect.json is missing), and no capture in it"),
-        ("{captures}/README.md", "not a pcap or pcapng file"),
-        ("-", "a stream of unknown length; kdissect dissect -"),
-    ],
-)
-def test_a_path_without_capture_or_table_set_is_an_error(
-    source: str, said: str, tmp_path: Path, captures: Path
-) -> None:
-    """A path without a capture or a table set gets an error that names the reason."""
-    with pytest.raises(CaptureError) as error:
-        open_source([source.format(tmp=tmp_path, captures=captures)], SourceOptions())
-    assert said in str(error.value)
 
 
 def test_options_of_captures_are_refused_for_a_table_set(table_set: Path) -> None:

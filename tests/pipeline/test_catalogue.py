@@ -8,11 +8,9 @@ from unittest.mock import MagicMock, patch
 
 import pyspark
 import pytest
-import typer.testing
 
 import kdissect
 from kdissect.catalogue import publish
-from kdissect.cli import app
 from kdissect.errors import OutputError
 from tests.processes import run
 
@@ -65,22 +63,3 @@ def test_rows_that_are_there_are_not_read(captures: Path, tmp_path: Path) -> Non
         assert publish(session, out, "lake.kafka") == []
     session.table.assert_any_call("lake.kafka.exchanges")
     session.read.option.assert_not_called()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--into", "lake.kafka", "--append"], "replace rows of an earlier run"),
-        (["--into", "lake.kafka", "--keep-state"], "replace rows of an earlier run"),
-        (["--format", "delta"], "--format is for --into"),
-    ],
-)
-def test_what_does_not_go_together(
-    captures: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    """One line and exit code 2, before anything is read."""
-    arguments = ["dissect", str(captures / "kafkajs.pcap.gz"), "--out", str(tmp_path / "out")]
-    done = typer.testing.CliRunner().invoke(app, [*arguments, *options])
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from kdissect.protocol import catalog, describe, grammar
 from kdissect.protocol.describe import Change
 
@@ -118,18 +116,3 @@ def test_a_field_that_becomes_nullable_is_a_change():
     assert "~ topics: [MetadataRequestTopic] -> [MetadataRequestTopic]?" in (
         describe.comparison_text("Metadata", 0, 1)
     )
-
-
-@pytest.mark.parametrize(
-    ("call", "hint"),
-    [
-        (lambda: describe.api_text("Fetsh"), "Fetch"),
-        (lambda: describe.api_text("Fetch", 19), "0-18"),
-        (lambda: describe.compare_versions("Fetch", 1, 99), "no version 99"),
-        (lambda: catalog.source("OffsetComitValue"), "OffsetCommitValue"),
-    ],
-)
-def test_an_unknown_name_is_a_value_error_with_a_hint(call, hint):
-    """ValueError names what exists."""
-    with pytest.raises(ValueError, match=hint):
-        call()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kdissect.protocol.releases import UnknownRelease, spoken_versions
+from kdissect.protocol.releases import spoken_versions
 from tests.builders.tables import Row, connection, exchange, tables
 
 JAVA = "apache-kafka-java"
@@ -236,12 +236,6 @@ def test_message_formats_go_with_versions_of_produce(scene: Scene) -> None:
     for target, is_taken in (("4.0", False), ("3.9", True)):
         (client,) = scene.assess(target)["clients"]
         assert client["formats"] == [{**wanted, "is_taken": is_taken}]
-
-
-def test_an_unknown_release(scene: Scene) -> None:
-    """An unknown release is the caller's error, which names the known ones."""
-    with pytest.raises(UnknownRelease, match=r"2\.4 to 4\.3"):
-        scene.assess("9.9")
 
 
 def test_a_capture_without_kafka_has_no_clients(scene: Scene) -> None:

@@ -1,15 +1,11 @@
 """The inventory of clients: its rows, their comparison in time, and several table sets."""
 
 import csv
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import kdissect
 from kdissect.api import joined_sets
-from kdissect.errors import CaptureError
 from kdissect.sql.formats import write_csv_file
 from tests.builders.tables import START_US, Row, at, connection, exchange, tables
 
@@ -139,14 +135,6 @@ def test_several_sets_are_one(tmp_path: Path, captures: Path) -> None:
         .to_pylist()
     )
     assert row == 2
-
-
-def test_a_capture_in_two_sets_is_refused(tmp_path: Path, captures: Path) -> None:
-    """Its rows would count twice."""
-    once = _set(tmp_path, "a", captures / "librdkafka.pcap")
-    again = shutil.copytree(once, tmp_path / "b")
-    with pytest.raises(CaptureError, match=r"librdkafka\.pcap: is in two of the sources"):
-        kdissect.open([once, again])
 
 
 def test_sets_of_rows_in_memory() -> None:

@@ -108,16 +108,6 @@ def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> Non
     assert {row["exchange_id"] for row in _rows(some, "exchanges")} == expected
 
 
-def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
-    """CaptureError names the file."""
-    path = tmp_path / "notes.txt"
-    path.write_text("no secrets here\n")
-    with pytest.raises(kdissect.CaptureError, match=r"notes\.txt.*key log"):
-        kdissect.read(str(TLS_13.path), keylog=path)
-    with pytest.raises(kdissect.CaptureError, match="nowhere"):
-        kdissect.read(str(TLS_13.path), keylog=tmp_path / "nowhere")
-
-
 @every_capture
 @cases("share", [0.05], heavy=[0.01])
 def test_lost_packets_lose_what_they_touch(

@@ -132,19 +132,3 @@ def test_a_reset_that_fails_ends_the_replay(tmp_path: Path) -> None:
     assert "--reset ended with exit code 7 before control run 1 of 2: no snapshot" in output
     assert len(output.splitlines()) == 1
     assert rows[-1]["exit_code"] == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--control-runs", "1"), "at least 2"),
-        (("--rename", "topic:a=b", "--rename", "topic:a=c"), "two new names"),
-        (("--rename", "client:a=b"), "KIND:OLD=NEW"),
-        (("--control-runs", "2", "--baseline", "x.jsonl"), "--baseline"),
-    ],
-)
-def test_options_that_do_not_fit(options: tuple[str, ...], said: str) -> None:
-    """Exit code 2 before anything is read."""
-    done = CliRunner().invoke(app, ["replay", "absent.pcap", "--to", "127.0.0.1:1", *options])
-    assert done.exit_code == 2
-    assert said in done.output

@@ -197,9 +197,3 @@ def test_records_of_the_metadata_log_are_left_out() -> None:
     told = {"responses": [{"topic_id": UUID(int=1), "partitions": [partition]}]}
     exchange = call(ApiKey.FETCH, 13, 5, told=told, session_id=7, session_epoch=3, topics=[])
     assert without_secrets(exchange).response is None
-
-
-def test_a_table_set_is_refused(table_set: Path) -> None:
-    """A workload needs the frames of a capture, which a table set does not have."""
-    with pytest.raises(CaptureError, match="is a table set; name its captures"):
-        load_workload(str(table_set))
