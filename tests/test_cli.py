@@ -131,6 +131,7 @@ sql {set} "copy exchanges to 'x.csv'"                 | this is COPY
 sql {set} "select 1" --memory-limit lots              | memory limit lots
 sql {set} "select 1" --format xml                     | 'xml'
 sql {set} "select 1" --out no/such/folder/x           | no/such/folder/x: cannot be written
+sql {set} "select 1" --out {tmp}/in                   | /in: is a folder; name a file
 sql {set} "select 1" --out {tmp}/a.xlsx               | .csv, .json, .ndjson, .parquet, .arrow
 sql {tmp}/in "select 1" | /in: no table set (_kdissect.json is missing), and no capture in it
 sql {tmp}/text.pcap "select 1"                        | /text.pcap: not a pcap or pcapng file

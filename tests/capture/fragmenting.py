@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tests.builders.captures import Packet
+from tests.builders.packets import ipv4, vxlan
 
 Fragments = list[Packet]
 
@@ -58,13 +59,8 @@ def ipv6_fragments(packet: Packet, size: int, identification: int) -> Fragments:
 
 def in_vxlan(packet: Packet, identification: int) -> Packet:
     """The packet inside of VXLAN, whose outer packet may be fragmented."""
-    content = struct.pack(">II", 8 << 24, 42 << 8) + packet.data
-    content = struct.pack(">4H", 50000, 4789, 8 + len(content), 0) + content
-    start = struct.pack(
-        ">BBHHHBBH4s4s", 0x45, 0, 20 + len(content), identification, 0, 64, 17, 0, b"\xc0\0\2\1",
-        b"\xc0\0\2\2",
-    )  # fmt: skip
-    data = packet.data[:14] + start + content
+    outer = {"addresses": ("192.0.2.1", "192.0.2.2"), "protocol": 17, "ip_id": identification}
+    data = packet.data[:14] + ipv4(vxlan(packet.data), **outer, fragment=0)
     return Packet(packet.time_ns, data, len(data))
 
 

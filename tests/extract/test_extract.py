@@ -109,16 +109,6 @@ def test_patterns_of_names(tmp_path, librdkafka):
         assert done.exchanges == sum(map(fits, exchanges.to_pylist())) > 0
 
 
-def test_topics_and_clients_must_both_hold(tmp_path, librdkafka):
-    """Two options select fewer exchanges than one."""
-    one, _ = _run(tmp_path, Selection(topics=("rd-events",)))
-    (tmp_path / "out.pcapng").unlink()
-    both, _ = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
-    assert 0 < both.exchanges < one.exchanges
-    topics = librdkafka.exchanges.to_arrow(["topics"])["topics"].to_pylist()
-    assert one.exchanges == sum("rd-events" in (row or ()) for row in topics)
-
-
 def test_a_connection_comes_with_its_handshake(tmp_path, librdkafka):
     """All packets of one connection: its row is the same."""
     row = librdkafka.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.tables import Row, alarms, at, connection, exchange, expect, found
+from tests.builders.tables import Row, alarms, at, connection, expect, found
 
 
 def _short(number: int, **values: Any) -> Row:
@@ -57,8 +57,3 @@ def test_short_handshakes_without_an_alert() -> None:
     hello = {"tls_version": "TLSv1.3", "closed_by": "client", "response_byte_count": 700}
     checks = [_short(number, request_segment_count=8, **hello) for number in range(4)]
     assert alarms(connections=checks) == []
-
-
-def test_kafka_sessions_are_no_failure() -> None:
-    """A plaintext session with a response is healthy."""
-    assert found(connections=[connection(1)], exchanges=[exchange(0)]) == []

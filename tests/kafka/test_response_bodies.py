@@ -80,16 +80,8 @@ def test_no_answers_of_others(talk: Callable[..., Any], tmp_path: Path) -> None:
         for way, one in enumerate(kinds):
             made = conversation([(1, one)], (50000, 9092))
             made = of_broker(made)[choose.randint(0, 1) :]
-            packets += on_ports_of(made, (20000 + 3 * number + way, 9092))
+            packets += [packet.with_port(50000, 20000 + 3 * number + way) for packet in made]
     assert not read_packets(packets, tmp_path).exchanges.num_rows
-
-
-def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:
-    """Packets of the broker with another client's port."""
-    moved = []
-    for packet in packets:
-        moved.append(packet.put(packet.tcp_pos, struct.pack(">HH", ports[1], ports[0])))
-    return moved
 
 
 def test_bytes_that_resemble_a_response_again_and_again() -> None:

@@ -1,7 +1,6 @@
 """`kdissect readiness` as a user meets it."""
 
 import csv
-import json
 import shlex
 from pathlib import Path
 
@@ -33,17 +32,6 @@ def test_fail_on_includes_verdicts_that_are_not_established(
     assert result.returncode == code, result.stderr
     assert "Established for 7 of 9 clients, " in result.stdout.splitlines()[1]
     assert "group.coordinator.rebalance.protocols=classic,consumer" in result.stdout
-
-
-def test_json_is_one_document(kdissect: Run, table_set: Path) -> None:
-    """One document with a format_version; times in RFC 3339, ids as text."""
-    result = kdissect("readiness", str(table_set), "--target", "2.4", "--json")
-    document = json.loads(result.stdout)
-    assert document["format_version"] == 1
-    assert document["release"] == "2.4.1"
-    finding = document["clients"][0]["findings"][0]
-    assert finding["first_time"].endswith("Z")
-    assert isinstance(finding["first_exchange_id"], str)
 
 
 def test_the_inventory_of_a_set_and_a_capture(

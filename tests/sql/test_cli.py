@@ -29,16 +29,6 @@ def piped(tail: str, table_set: Path, *args: str) -> Done:
     return run("bash", "-c", f"set -o pipefail; {command} | {tail}")
 
 
-def test_rows_on_stdout(kdissect: Run, table_set: Path) -> None:
-    """A table by default, a document with --format json."""
-    query = "select api_name, count(*) n from exchanges group by all order by n desc limit 1"
-    shown = kdissect("sql", str(table_set), query)
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.split()[:2] == ["api_name", "n"]
-    document = json.loads(kdissect("sql", str(table_set), query, "--format", "json").stdout)
-    assert document["rows"][0]["n"] == 41
-
-
 def test_a_query_from_stdin_to_a_file(table_set: Path, tmp_path: Path) -> None:
     """`-`, or no query at all, reads stdin; --out appears whole, or not at all."""
     out = tmp_path / "o.parquet"

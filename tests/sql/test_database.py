@@ -175,15 +175,6 @@ def test_many_results_stream() -> None:
         assert next(batches).num_rows < 100_000
 
 
-def test_tables_in_memory_can_be_queried() -> None:
-    """Tables in memory can be queried, also without a row."""
-    some = pads.dataset(pa.table({"a": [1, 2]}))
-    none = pads.dataset(pa.table({"a": pa.array([], pa.int64())}))
-    with Database({"topics": some, "apis/None": none}) as database:
-        assert database.query("select sum(a)::int s from topics").to_pylist() == [{"s": 3}]
-        assert database.query("from api_none").num_rows == 0
-
-
 def test_a_table_is_all_of_its_files(tmp_path: Path) -> None:
     """A table is all of its files, and of nothing else in the folder."""
     for number in range(3):

@@ -7,7 +7,6 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +18,7 @@ from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
 from tests.builders.captures import write_packets
 from tests.builders.frames import request, response
+from tests.builders.tables import all_rows
 from tests.builders.talks import CLIENT, Gap, Playbook, proxied
 from tests.builders.tls_talk import Parties, TlsTalk
 from tests.cases import cases
@@ -230,13 +230,6 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
 # -- over cuts -------------------------------------------------------------------------------
 
 
-def rows(tables: kdissect.Tables) -> dict[str, list[Any]]:
-    return {
-        name: sorted(str(row) for row in tables[name].to_pylist())
-        for name in ("connections", "exchanges", "anomalies")
-    }
-
-
 @pytest.mark.parametrize("header", [LINE, binary(extra=TLVS), MALFORMED["two fields"]])
 def test_windows_of_a_packet(
     header: bytes, tmp_path: Path, window_bytes: Callable[[int], None]
@@ -261,11 +254,11 @@ def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> N
         folder.mkdir()
         first = write_packets(folder / "a.pcap", some[:place])
         second = write_packets(folder / "b.pcap", some[place:])
-        expected = rows(kdissect.read([first, second]))
+        expected = all_rows(kdissect.read([first, second]))
         kdissect.dissect(None, first, folder / "out", keep_state=True)
         tables = kdissect.dissect(None, second, folder / "out", append=True)
         assert tables.manifest["append"] == {"read_again": None}
-        assert rows(tables) == expected
+        assert all_rows(tables) == expected
         (connection,) = tables.connections.to_pylist()
         assert connection["proxy_byte_count"] == len(header)
 
