@@ -132,12 +132,3 @@ def test_secrets_are_redacted_in_the_copy():
     assert told.body["auth_bytes"] == b"[redacted]"
     assert told.header["client_id"] == "client-1"
     assert message.body["auth_bytes"] == b"\0u\0pw"
-
-
-def test_on_the_command_line(tmp_path, request):
-    """The verb writes a capture that can be read."""
-    run = request.getfixturevalue("kdissect")
-    done = run("extract", str(CAPTURES / "librdkafka.pcap"), "--topic", "rd-tx", "--anonymize",
-               "--out", str(tmp_path / "t.pcapng"))  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert kdissect.read(tmp_path / "t.pcapng").exchanges.num_rows > 0

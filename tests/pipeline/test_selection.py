@@ -115,13 +115,6 @@ def test_exchanges_are_selected_by_sql(rows: pd.DataFrame) -> None:
     assert ids(Selection(where=late)) == of(rows, rows.request_time >= "2026-11-21T02:15:40Z")
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-3ms", "5 parsecs"])
-def test_wrong_durations_are_refused(text: str) -> None:
-    """The error has an example of a duration."""
-    with pytest.raises(ValueError, match="50ms"):
-        duration_ms(text)
-
-
 @pytest.mark.parametrize("text", ["", "x", "1.2.3.4", "1.2.3.4:0", "host:9092", "-4", "9" * 25])
 def test_wrong_connections_are_refused(text: str) -> None:
     """Neither an id nor an end."""

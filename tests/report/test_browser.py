@@ -207,10 +207,7 @@ def test_each_heading_has_its_meaning(browser: Any, page: Path) -> None:
 
 def test_a_capture_without_kafka_opens_too(browser: Any, empty_report: Report) -> None:
     """Without an incident, it says so."""
-    _set(browser, DESK, "light")
-    browser.get("about:blank")
-    browser.get_log("browser")
-    browser.get(empty_report.html.as_uri())
+    _load(browser, empty_report.html)
     assert browser.find_element("css selector", "#overview .lead").text == "Nothing stands out."
     assert browser.get_log("browser") == []
 

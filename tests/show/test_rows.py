@@ -68,20 +68,6 @@ def test_rows_come_in_the_order_of_their_end(captures: Path) -> None:
     assert finished == sorted(finished)
 
 
-def test_json_has_the_types_of_the_contract(librdkafka: kdissect.Tables) -> None:
-    """Columns in their order, times in RFC 3339, large ids as strings, numbers as numbers."""
-    row = json.loads(shown(CAPTURES / "librdkafka.pcap", Style(as_json=True))[17])
-    table = librdkafka.exchanges.to_arrow()
-    assert list(row) == table.column_names
-    assert int(row["exchange_id"]) in table["exchange_id"].to_pylist()
-    assert isinstance(row["exchange_id"], str)
-    assert row["request_time"].endswith("Z")
-    assert isinstance(row["latency_ms"], float)
-    assert row["request_time_ns"] in table["request_time_ns"].to_pylist()
-    assert row["topics"] == ["rd-events"]
-    assert row["error_codes"] == []
-
-
 def test_json_of_anything_is_json() -> None:
     """Quotes, control characters, nulls, infinities of columns."""
     table = pa.table(

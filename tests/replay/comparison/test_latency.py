@@ -71,7 +71,8 @@ def test_a_difference_that_control_runs_have_too_is_no_finding(plan: ReplayPlan)
 
 
 @pytest.mark.parametrize(
-    ("median_ms", "factor", "expected"), [(20, 2, True), (20, 1.35, False), (4, 2, False)]
+    ("median_ms", "factor", "expected"),
+    [(20, 2, True), (20, 1.35, False), (20, 0.25, False), (4, 2, False)],
 )
 def test_small_effects_are_no_finding(
     plan: ReplayPlan, median_ms: float, factor: float, expected: bool
@@ -93,12 +94,6 @@ def test_two_control_runs_predict_little(plan: ReplayPlan) -> None:
     assert count == "latencies of 0 tests decided, 0 slower"
     four = (*two, a_run(plan, 3), a_run(plan, 4, factor=1.1))
     assert of_all(plan, *four, slower).is_slower
-
-
-def test_faster_answers_are_no_finding(plan: ReplayPlan) -> None:
-    """A quarter of the latency is a change, but not a worse one."""
-    runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=0.25)
-    assert not of_all(plan, *runs).is_slower
 
 
 def test_one_connection_decides_nothing() -> None:
