@@ -23,10 +23,9 @@ def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
     return [row for row in tables.anomalies.to_pylist() if row["kind"] == kind]
 
 
-def read_talk(folder: Path, talk: list[tuple[int, bytes]], skip: Any = (), **limits: int) -> Any:
+def read_talk(folder: Path, talk: list[tuple[int, bytes]], **limits: int) -> Any:
     packets = conversation(talk, segment_size=500)
-    left = [packet for number, packet in enumerate(packets) if number not in skip]
-    return kdissect.read(write_packets(folder / "made.pcap", left), limits=limits)
+    return kdissect.read(write_packets(folder / "made.pcap", packets), limits=limits)
 
 
 def talk(count: int) -> list[tuple[int, bytes]]:

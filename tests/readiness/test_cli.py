@@ -11,16 +11,6 @@ from tests.conftest import ROOT
 from tests.processes import KDISSECT, Run, run
 
 
-def test_a_client_that_breaks_gives_exit_code_1(kdissect: Run, table_set: Path) -> None:
-    """Exit code 1 with the reason if a client breaks, else 0."""
-    breaks = kdissect("readiness", str(table_set), "--target", "2.4")
-    assert breaks.returncode == 1, breaks.stderr
-    assert "3 clients would break" in breaks.stdout
-    assert "ConsumerGroupHeartbeat" in breaks.stdout
-    assert breaks.stderr == ""
-    assert kdissect("readiness", str(table_set), "--target", "4.0").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("fail_on", "code"), [([], 0), (["--fail-on", "breaks"], 0), (["--fail-on", "unknown"], 1)]
 )
