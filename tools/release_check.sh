@@ -5,7 +5,7 @@ unset PYTHONPATH  # else pip finds the clone and installs nothing
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 wheel="$(ls dist/*.whl)"
-"$1" -m zipfile -l "$wheel" | grep -q '^kdissect/py.typed '  # users' type checkers look for it
+"$1" -m zipfile -l "$wheel" | grep '^kdissect/py.typed ' > /dev/null  # for users' type checkers
 "$1" -m zipfile -l "$wheel" | awk '{print $1}' | sed -n 's|^\(kdissect/[^/]*/\).*|\1|p' | sort | uniq -c
 "$1" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check "$wheel"
