@@ -140,7 +140,8 @@ class _Ordering:
         # at equal times, a seen response comes before a sent request
         events = [(step.at_ns, True, step.number) for step in self.active]
         events += [(at_ns, False, number) for number, at_ns in self.seen_ns.items()]
-        made_ns = deleted_ns = -_ANNOUNCE_NS  # when topics, or partitions, were so last
+        # when topics or partitions were made last, and when topics were deleted last
+        made_ns = deleted_ns = -_ANNOUNCE_NS
         for at_ns, is_request, number in sorted(events):
             step = self.steps[number]
             if is_request and step.exchange.api_key in _SHOWS_TOPICS:
