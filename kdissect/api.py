@@ -18,7 +18,7 @@ from kdissect.capture.inputs import find_captures
 from kdissect.capture.object_store import repeated
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
-from kdissect.pipeline.filters import any_of, time_ns
+from kdissect.pipeline.filters import Time, any_of, time_ns
 from kdissect.pipeline.options import (
     DecodeValues,
     Limits,
@@ -26,7 +26,6 @@ from kdissect.pipeline.options import (
     PartitionBy,
     PathLike,
     Payload,
-    Time,
     paths_of,
 )
 from kdissect.pipeline.plan import manifest_inputs, planned
@@ -486,8 +485,8 @@ def read(
         decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
         keylog: files with TLS session secrets, in the format of SSLKEYLOGFILE.
         hosts: IP addresses; keep only connections from or to one of them.
-        from_: keep only exchanges that begin at this time or later. A time is a datetime, text in
-            RFC 3339, or seconds since 1970.
+        from_: keep only exchanges that begin at this time or later. A time is a datetime, a date
+            (its start in UTC), text in RFC 3339, or seconds since 1970.
         until: keep only exchanges that begin before this time.
         limits: largest values accepted from a capture, by name (docs/limits.md).
         split_bytes: bytes of captures per task.

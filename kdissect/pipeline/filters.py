@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,17 +30,23 @@ NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 _EPOCH = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?")
 
 
-def time_ns(value: str | float | datetime) -> int:
+Time: TypeAlias = str | float | date | np.datetime64  # as users write it, see `time_ns`
+
+
+def time_ns(value: Time) -> int:
     """Convert a time as users write it to nanoseconds since 1970.
 
     Text is RFC 3339 ("2026-11-21T07:30:00.5Z"; a date alone means its start; without a zone, UTC)
-    or seconds since 1970 ("1763710200.25"). Raises ValueError for anything else.
+    or seconds since 1970 ("1763710200.25"). Objects without a zone are in UTC as well. Raises
+    ValueError for anything else.
     """
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         whole = aware.replace(microsecond=0)
-        return int(whole.timestamp()) * 10**9 + aware.microsecond * 1000
-    text = str(value) if isinstance(value, str) else format(value, ".9f")
+        below_us = getattr(aware, "nanosecond", 0)  # of pandas
+        return int(whole.timestamp()) * 10**9 + aware.microsecond * 1000 + below_us
+    # a float's shortest digits are the time that the user wrote; more of them may be a later one
+    text = f"{Decimal(str(value)):.9f}" if isinstance(value, float) else str(value)
     if epoch := _EPOCH.fullmatch(text.strip()):
         return int(epoch[1]) * 10**9 + int((epoch[2] or "").ljust(9, "0"))
     for kind in (pa.timestamp("ns", "UTC"), pa.timestamp("ns")):

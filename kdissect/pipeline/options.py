@@ -11,18 +11,16 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
 from typing import Any, Literal, TypedDict, get_args
 
 from kdissect.capture.splits import FRAGMENT_MAX
 from kdissect.codec import compression, telemetry
 from kdissect.codec.message_columns import ELEMENTS_MAX
 from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, StreamOptions
-from kdissect.pipeline.filters import host_bytes, time_ns
+from kdissect.pipeline.filters import Time, host_bytes, time_ns
 
 MB = 1 << 20
 PathLike = str | os.PathLike[str]
-Time = str | float | datetime  # a time as users write it, see `time_ns`
 Payload = Literal["full", "keys", "hash", "none"]
 DecodeValues = Literal["string", "json", "schema-registry-id"]
 PartitionBy = Literal["day"]

@@ -1,7 +1,10 @@
 """--host, --from and --to give the matching rows of the whole capture's tables."""
 
-from datetime import UTC, datetime, timedelta
+import re
+from datetime import UTC, date, datetime, time, timedelta
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -27,6 +30,12 @@ def _sorted(table: pa.Table) -> pa.Table:
         ("1795246200", 1795246200 * 10**9),
         (1795246200.0, 1795246200 * 10**9),
         (datetime(2026, 11, 21, 7, 30, tzinfo=UTC), 1795246200 * 10**9),
+        (date(2026, 11, 21), 1795219200 * 10**9),
+        (1790000000.000029, 1790000000_000029000),
+        (np.float64(1790000000.000029), 1790000000_000029000),
+        (np.datetime64("2026-11-21T07:30:00.123456789"), 1795246200_123456789),
+        (np.datetime64("2026-11-21"), 1795219200 * 10**9),
+        (pd.Timestamp("2026-11-21T07:30:00.123456789Z"), 1795246200_123456789),
         ("2026-11-21T07:30:00.123456789Z", 1795246200_123456789),
         ("1795246200.000000001", 1795246200_000000001),
     ],
@@ -41,6 +50,14 @@ def test_text_without_a_time_is_refused(text):
     """Other text raises ValueError."""
     with pytest.raises(ValueError, match="no time"):
         time_ns(text)
+
+
+@pytest.mark.parametrize("value", [time(7, 30), [1], np.datetime64("NaT"), float("inf"), True])
+def test_an_object_without_a_time_is_refused(value):
+    """The line names the value."""
+    text = str(value).replace("inf", "Infinity")
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is no time: [^\n]*$"):
+        time_ns(value)
 
 
 def test_a_host_name_and_an_empty_range_are_refused():
