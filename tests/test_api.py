@@ -79,7 +79,7 @@ def test_every_stage_logs_its_counts(tables: kdissect.Tables) -> None:
 @pytest.mark.parametrize("out", ["", " "])
 def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
     """OutputError says that the name is empty."""
-    with pytest.raises(kdissect.OutputError, match="--out is empty"):
+    with pytest.raises(kdissect.OutputError, match=r"^out is empty"):
         tables.write(out)
 
 

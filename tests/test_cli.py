@@ -89,6 +89,7 @@ dissect {tmp}/text.pcap --out {out}                   | /text.pcap: not a pcap o
 dissect {tmp}/in --out {out}                          | /in: no capture in this folder
 dissect {capture} --out {tmp}/in                      | /in: is a folder with other files
 dissect {capture} --out {tmp}/text.pcap/out           | /text.pcap/out: cannot be written
+dissect {capture} --out /proc/none/out                | /out: cannot be written (No such file
 dissect {capture} --out {out} --from soon             | 'soon' is no time
 dissect {capture} --out {out} --host broker           | 'broker' is no IP address
 dissect {capture} --out {out} --into lake.kafka --append | replace rows of an earlier run
@@ -146,6 +147,7 @@ diff {set} {set} --memory-limit x                     | memory limit x
 incidents {set} --fail-on bda                         | 'bda' is none of bad, warn, info, advert
 report {tmp}/none                                     | /none: no such file or directory
 summary {set} {set}                                   | librdkafka.pcap: is in two of the sources
+summary {capture} --spool {tmp}/none                  | /none: is no folder
 summary {capture} --in-process-max 100kB | : 301 kB are more than --in-process-max 100 kB;
 summary {capture} --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
 readiness {capture} --target 4.0 --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
@@ -249,7 +251,7 @@ def test_a_cut_capture_gives_its_whole_packets(
     # the same command again refuses, and leaves the set
     again = kdissect("dissect", str(tmp_path / "cut.pcap"), "--out", str(out))
     assert again.returncode == 2
-    assert "--overwrite" in one_line(again)
+    assert "overwrite replaces it" in one_line(again)
     assert (out / "_kdissect.json").exists()
 
 

@@ -37,7 +37,7 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_store import is_remote
 from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture, walk_capture
 from kdissect.capture.windows import TLS_KEY_LOG
-from kdissect.errors import CaptureError
+from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.step_rows import RowKind, StepRow
 from kdissect.pipeline.task_table import Share, TaskTable
@@ -254,8 +254,11 @@ def planned(
     """The plan of a run over these inputs; copies of captures are deleted when the context ends.
 
     in_tasks: walks over the captures if they are large, or have to be copied first; without it this
-    process does. Raises CaptureError if none of the inputs is a capture.
+    process does. Raises CaptureError if none of the inputs is a capture, OutputError if `spool_dir`
+    is no folder.
     """
+    if spool_dir is not None and not os.path.isdir(spool_dir):
+        raise OutputError(f"{spool_dir}: is no folder; unpacked copies need one that exists")
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
         with logged_step("plan", captures=len(inputs)):
             plan = make_plan(inputs, options, folder, in_tasks)

@@ -255,12 +255,15 @@ def _opened(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     out = path.parent.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o666)
-    except (FileNotFoundError, FileExistsError):  # its last owner has just removed the folder
-        raise OutputError(f"{out}: another run is writing there") from None
+        with suppress(FileExistsError):
+            out.mkdir(parents=True, exist_ok=True)
+        # the last owner of the lock may just have removed the folders
+        with suppress(FileNotFoundError, FileExistsError):
+            path.parent.mkdir(exist_ok=True)
+            return os.open(path, flags, 0o666)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    raise OutputError(f"{out}: another run is writing there")
 
 
 def _locked(descriptor: int) -> bool | None:

@@ -60,7 +60,7 @@ def writing(out: str, overwrite: bool) -> Iterator[None]:
     another run holds the lock.
     """
     if not out.strip():
-        raise OutputError("--out is empty; it names the folder for the tables")
+        raise OutputError("out is empty; it names the folder for the tables")
     place = SetFolder(out)
     _check_place(place, overwrite)
     if place.is_remote:
@@ -81,12 +81,10 @@ def _check_place(place: SetFolder, overwrite: bool) -> None:
     out = place.out
     try:
         if place.is_file():
-            raise OutputError(f"{out}: is a file; --out names a folder")
+            raise OutputError(f"{out}: is a file; tables need a folder")
         if place.has([MANIFEST])[0]:
             if not overwrite:
-                raise OutputError(
-                    f"{out}: holds a table set already; add --overwrite to replace it"
-                )
+                raise OutputError(f"{out}: holds a table set already; overwrite replaces it")
         elif not place.is_free():
             raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
     except EnvironmentFailed as error:

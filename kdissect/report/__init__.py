@@ -127,7 +127,7 @@ def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
     """Raise the errors of `build` for these inputs, before any reading."""
     find_release(options.target)
     if out is not None and Path(out).is_dir():
-        raise OutputError(f"{out}: is a folder; --out names the HTML file")
+        raise OutputError(f"{out}: is a folder; name an HTML file")
 
 
 def name_of(sources: Sequence[str | os.PathLike[str]]) -> str:

@@ -279,7 +279,7 @@ def _errors() -> Iterator[None]:
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         text = one_line(error)
         if text.startswith(_OUT_OF_MEMORY):
-            raise EnvironmentFailed(f"{text}; --memory-limit gives a query more") from error
+            raise EnvironmentFailed(f"{text}; a higher memory limit gives a query more") from error
         if text.startswith("IO Error") or STORE_ERROR.search(text) or getattr(error, "errno", None):
             raise EnvironmentFailed(text) from error
         raise QueryError(text) from error

@@ -85,7 +85,7 @@ def test_overwriting_replaces_the_set(place) -> None:
     """A set needs --overwrite; after a commit only the new set's files are there."""
     out, files = place
     write_topics(out, "a")
-    with pytest.raises(OutputError, match="--overwrite"):
+    with pytest.raises(OutputError, match="overwrite replaces it"):
         check_out(out, overwrite=False)
     check_out(out, overwrite=True)
     write_topics(out, "b", "c")

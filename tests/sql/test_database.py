@@ -161,7 +161,7 @@ def test_memory_is_bounded() -> None:
         assert next(batches).num_rows
         assert list(spill.iterdir())
         assert sum(batch.num_rows for batch in batches) < 6_000_000
-        with pytest.raises(EnvironmentFailed, match=r"Out of Memory.*--memory-limit"):
+        with pytest.raises(EnvironmentFailed, match=r"Out of Memory.*memory limit"):
             database.query("select list('some longer text ' || a) from range(6000000) t(a)")
     assert not spill.exists()
     with pytest.raises(QueryError, match="memory limit much"):
