@@ -95,10 +95,22 @@ class Table:
     def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
         """Read rows into memory as a pyarrow.Table.
 
-        columns: names of the columns to read (default: all). filter: a pyarrow.dataset expression.
+        columns: names of the columns to read, or one name (default: all). filter: a
+        pyarrow.dataset expression. Raises KeyError if there is no such column.
         """
-        chosen = None if columns is None else list(columns)
+        chosen = self._chosen(columns)
         return repeated(lambda: self.dataset.to_table(columns=chosen, filter=filter))
+
+    def _chosen(self, columns: Sequence[str] | None) -> list[str] | None:
+        """The names to read. Raises KeyError for one that is not there."""
+        if columns is None:
+            return None
+        chosen = [columns] if isinstance(columns, str) else list(columns)
+        for name in chosen:
+            # Arrow takes request.acks as a field of a struct
+            if not {name, name.partition(".")[0]} & set(self.columns):
+                raise KeyError(f"{self.name}: {_no_such('column', name, self.columns)}")
+        return chosen
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
@@ -122,10 +134,9 @@ class Table:
     def to_batches(
         self, columns: Sequence[str] | None = None, filter: Filter = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows as record batches, so that memory stays bounded; arguments as for
+        """Read rows as record batches, so that memory stays bounded; arguments as for
         `to_arrow`."""
-        chosen = None if columns is None else list(columns)
-        yield from self.dataset.to_batches(columns=chosen, filter=filter)
+        return iter(self.dataset.to_batches(columns=self._chosen(columns), filter=filter))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The rows for DuckDB, Polars, pandas and others that take Arrow streams."""
@@ -155,6 +166,17 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
         kinds[getattr(pa, f"int{bits}")()] = getattr(pd, f"Int{bits}Dtype")()
         kinds[getattr(pa, f"uint{bits}")()] = getattr(pd, f"UInt{bits}Dtype")()
     return rows.to_pandas(types_mapper=kinds.get, integer_object_nulls=True)
+
+
+def _no_such(what: str, name: str, names: Sequence[str]) -> str:
+    """Say that nothing has this name, and what looks like it: for "fetch" and "apis/Fecth" both
+    ``apis/Fetch``."""
+    last = {each: each.rpartition("/")[2].lower() for each in names}
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), set(last.values()), 3, 0.7)
+    alike = " or ".join(each for one in near for each in last if last[each] == one)
+    return f"no {what} {name!r}; " + (
+        f"did you mean {alike}?" if alike else f"there are {', '.join(names)}"
+    )
 
 
 def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
@@ -220,24 +242,25 @@ class Tables(Mapping[str, Table]):
         try:
             return self._tables[name]
         except KeyError:
-            near = " or ".join(self._near(name))
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(self.names)}"
-            raise KeyError(f"no table {name!r}; {hint}") from None
+            if callable(getattr(Tables, name, None)):
+                raise KeyError(f"no table {name!r}; {name}() is a method") from None
+            raise KeyError(_no_such("table", name, self.names)) from None
 
-    def _near(self, name: str) -> list[str]:
-        """Names of tables that look like `name`: "fetch" and "apis/Fecth" both give
-        ``apis/Fetch``."""
-        last = {each: each.rpartition("/")[2].lower() for each in self.names}
-        plain = name.rpartition("/")[2].lower()
-        near = difflib.get_close_matches(plain, set(last.values()), 3, 0.7)
-        return [each for one in near for each in last if last[each] == one]
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.names
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *FIXED_TABLES]
 
     if not TYPE_CHECKING:  # a checker knows the tables above, and no others
 
         def __getattr__(self, name: str) -> Table:
             if name in FIXED_TABLES:
                 return self._tables[name]
-            raise AttributeError(name)
+            if name.startswith("_"):  # of Python and notebooks
+                raise AttributeError(name)
+            known = [each for each in dir(self) if not each.startswith("_")]
+            raise AttributeError(_no_such("table or method", name, [*known, *self.names]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -168,7 +168,8 @@ class Plots:
         """The exchanges of a connection as a sequence diagram: client left, broker right.
 
         connection_id: by default the one with most exchanges. It shows 60 exchanges from
-        number `start` on. Raises KeyError for a connection without exchanges.
+        number `start` on, the first is 0. Raises KeyError for a connection without exchanges,
+        ValueError for a start beyond them.
         """
         chosen = "" if connection_id is None else f"WHERE connection_id = {int(connection_id)}"
         connections = self._rows(
@@ -185,6 +186,8 @@ class Plots:
             )
             raise KeyError(f"no exchanges {what}")
         (connection,) = connections
+        if not 0 <= start < connection["count"]:
+            raise ValueError(f"start must be from 0 to {connection['count'] - 1}, not {start}")
         rows = self._rows(
             f"""
             FROM exchanges WHERE connection_id = {connection["connection_id"]}

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kdissect
@@ -87,6 +88,50 @@ def test_no_set_is_named() -> None:
     """The error is that of a wrong path."""
     with pytest.raises(kdissect.CaptureError, match="no path was given"):
         kdissect.open([])
+
+
+def test_one_column_is_one_name(tables: kdissect.Tables) -> None:
+    """A text is no list of letters; a field of a struct is a column too."""
+    expected = tables.exchanges.to_arrow(["api_name"])
+    assert tables.exchanges.to_arrow("api_name") == expected
+    assert pa.Table.from_batches(tables.exchanges.to_batches("api_name")) == expected
+    assert tables.api("Fetch").to_arrow(["request.max_wait_ms"]).column_names == ["max_wait_ms"]
+
+
+@pytest.mark.parametrize("read", ["to_arrow", "to_pandas", "to_batches"])
+@pytest.mark.parametrize("columns", [["api_nam"], "api_nam"])
+def test_a_column_that_there_is_not(tables: kdissect.Tables, read: str, columns: Any) -> None:
+    """The error has similar names."""
+    with pytest.raises(KeyError) as raised:
+        getattr(tables.exchanges, read)(columns)
+    assert raised.value.args == ("exchanges: no column 'api_nam'; did you mean api_name?",)
+
+
+def test_columns_of_one_name(tables: kdissect.Tables) -> None:
+    """A query's table can be read."""
+    rows = tables.sql("select 1 a, 2 a")
+    assert rows.columns == ["a", "a_1"]
+    assert rows.to_pandas().to_dict("list") == {"a": [1], "a_1": [2]}
+
+
+def test_notebooks_complete_names(tables: kdissect.Tables) -> None:
+    """Tables as attributes beside the methods, and all names as keys."""
+    assert {"exchanges", "incidents", "plot"} <= set(dir(tables))
+    assert tables._ipython_key_completions_() == tables.names
+
+
+def test_an_attribute_that_there_is_not(tables: kdissect.Tables) -> None:
+    """The error has similar names; a method is no table."""
+    for name, near in (
+        ("exchange", "exchanges"),
+        ("incident", "incidents"),
+        ("fetch", "apis/Fetch"),
+    ):
+        with pytest.raises(AttributeError) as raised:
+            getattr(tables, name)
+        assert raised.value.args == (f"no table or method {name!r}; did you mean {near}?",)
+    with pytest.raises(KeyError, match=r"no table 'incidents'; incidents\(\) is a method"):
+        tables["incidents"]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,9 @@ def test_wrong_arguments_are_refused_with_a_reason(tables):
         tables.plot.timeline(measure="packets")
     with pytest.raises(KeyError, match="no column 'colour'"):
         tables.plot.latency("colour")
+    for start in (-1, 10**6):
+        with pytest.raises(ValueError, match=f"start must be from 0 to [0-9]+, not {start}"):
+            tables.plot.sequence(start=start)
 
 
 def test_names_from_a_capture_are_data_of_the_chart_only(tables):

@@ -20,7 +20,6 @@ from kdissect.tables.schemas import (
     SINCE_COLUMNS,
     decoded_fields,
     meaning_of,
-    unit_of,
 )
 
 OUT = Path(__file__).parent.parent / "docs" / "reference.md"
@@ -42,6 +41,11 @@ def type_name(kind: pa.DataType) -> str:
 def listed(schema: pa.Schema) -> list[str]:
     """The lines about a table: what a row is, and its columns."""
     return [schema.metadata[b"meaning"].decode(), "", *columns(schema)]
+
+
+def unit_of(field: pa.Field) -> str:
+    """The unit of a column: ``bytes``, ``ms``, ``ns``, or "" if it has none."""
+    return str(field.metadata[b"unit"].decode())
 
 
 def columns(schema: pa.Schema) -> list[str]:

@@ -81,7 +81,7 @@ class Report:
     csv: name of the table -> path.
     """
 
-    document: Document
+    document: Document = field(repr=False)
     html: Path
     csv: dict[str, Path] = field(default_factory=dict)
 

@@ -105,6 +105,7 @@ class Database:
     def stream(self, query: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return the schema and the record batches of a user's query, in bounded memory.
 
+        Names of columns are distinct: ``a, a`` gives ``a, a_1``.
         Raises QueryError if the query is wrong or would do more than read, EnvironmentFailed if
         memory and disk do not suffice; both also while the batches are drawn.
         """
@@ -121,7 +122,12 @@ class Database:
 
         # a query can be repeated only until it has returned rows
         reader, batch = self._in_thread(lambda: repeated(begun))
-        return reader.schema, self._batches(reader, batch)
+        names = _distinct(reader.schema.names)
+        schema = pa.schema(
+            [f.with_name(name) for f, name in zip(reader.schema, names, strict=True)]
+        )
+        batches = self._batches(reader, batch)
+        return schema, (pa.RecordBatch.from_arrays(one.columns, schema=schema) for one in batches)
 
     def _derive(self, query: str) -> None:
         """Compute the tables that the query names and that do not exist yet."""
@@ -237,6 +243,17 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        distinct, number = name, 0
+        while distinct in found:
+            number += 1
+            distinct = f"{name}_{number}"
+        found.append(distinct)
+    return found
 
 
 def _check_tree(tree: object) -> None:

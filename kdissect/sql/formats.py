@@ -28,18 +28,6 @@ _QUOTED = re.compile(r'[",\r\n]|^\s|\s$')
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
 
 
-def column_names(schema: pa.Schema) -> list[str]:
-    """Return the columns' names, made distinct: ``a, a`` gives ``a, a_1``."""
-    names: list[str] = []
-    for name in schema.names:
-        distinct, number = name, 0
-        while distinct in names:
-            number += 1
-            distinct = f"{name}_{number}"
-        names.append(distinct)
-    return names
-
-
 # Values
 
 
@@ -74,7 +62,7 @@ def csv_text(value: Any) -> str:
 
 def write_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write aligned columns; their widths come from the first batch, and nothing is cut off."""
-    names = [visible(name) for name in column_names(schema)]
+    names = [visible(name) for name in schema.names]
     is_number = [_is_number(field.type) for field in schema]
     waiting = iter(batches)
     first = next(waiting, None)
@@ -119,7 +107,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def write_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write RFC 4180 with a line of names; null is an empty cell, an empty text is ``""``."""
-    out.write(",".join(map(csv_text, column_names(schema))) + "\n")
+    out.write(",".join(map(csv_text, schema.names)) + "\n")
     for batch in batches:
         lines = joined([column_text(column, csv_text) for column in batch.columns], ",")
         out.write("".join(f"{line}\n" for line in lines))
@@ -147,14 +135,11 @@ def write_csv_file(rows: pa.Table, path: str | os.PathLike[str]) -> None:
 def write_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write one document: ``format_version``, ``columns`` (name, type), ``rows``, one row per
     line."""
-    names = column_names(schema)
-    columns = [
-        {"name": name, "type": str(field.type)} for name, field in zip(names, schema, strict=True)
-    ]
+    columns = [{"name": field.name, "type": str(field.type)} for field in schema]
     head = json.dumps({"format_version": _FORMAT_VERSION, "columns": columns})
     out.write(head.removesuffix("}") + ', "rows": [')
     separator = "\n"
-    for line in json_objects(names, batches):
+    for line in json_objects(schema.names, batches):
         out.write(separator + line)
         separator = ",\n"
     out.write("\n]}\n")
@@ -162,30 +147,22 @@ def write_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO
 
 def write_ndjson(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
     """Write each row as a JSON object on a line."""
-    for line in json_objects(column_names(schema), batches):
+    for line in json_objects(schema.names, batches):
         out.write(f"{line}\n")
 
 
 def write_parquet(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
     """Write one Parquet file, compressed with zstd."""
-    named = _named(schema)
-    with pq.ParquetWriter(out, named, compression="zstd", compression_level=1) as writer:
+    with pq.ParquetWriter(out, schema, compression="zstd", compression_level=1) as writer:
         for batch in batches:
-            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=named))
+            writer.write_batch(batch)
 
 
 def write_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
     """Write one file in Arrow's IPC format."""
-    named = _named(schema)
-    with pa.ipc.new_file(out, named) as writer:
+    with pa.ipc.new_file(out, schema) as writer:
         for batch in batches:
-            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=named))
-
-
-def _named(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with distinct names."""
-    names = column_names(schema)
-    return pa.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
+            writer.write_batch(batch)
 
 
 TEXT_FORMATS: dict[str, Callable[[pa.Schema, Iterable[pa.RecordBatch], TextIO], None]] = {

@@ -90,11 +90,6 @@ def meaning_of(field: pa.Field) -> str:
     return (field.metadata or {}).get(b"meaning", b"").decode()
 
 
-def unit_of(field: pa.Field) -> str:
-    """The unit of a column: ``bytes``, ``ms``, ``ns``, or "" if it has none."""
-    return (field.metadata or {}).get(b"unit", b"").decode()
-
-
 def _with_bodies(columns: pa.Schema, bodies: Mapping[str, pa.DataType | None]) -> pa.Schema:
     """The columns with the types of their bodies; without those whose type is None."""
     return pa.schema(

@@ -157,6 +157,11 @@ def test_a_cut_list_counts_its_other_rows(tmp_path: Path) -> None:
     assert len((tmp_path / "many-clients.csv").read_text().splitlines()) == 131
 
 
+def test_a_notebook_shows_the_paths_alone(report: Report) -> None:
+    """The document is longer than a screen."""
+    assert repr(report).startswith(f"Report(html={report.html!r}, csv=")
+
+
 def test_the_document_is_json(document: dict[str, Any]) -> None:
     """All values are plain, without NaN."""
     text = json.dumps(document, allow_nan=False)

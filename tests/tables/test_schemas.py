@@ -21,8 +21,8 @@ from kdissect.tables.schemas import (
     meaning_of,
     table_of,
     table_of_rows,
-    unit_of,
 )
+from tools.table_reference import unit_of
 
 SCHEMAS = {
     **FIXED_TABLES,
