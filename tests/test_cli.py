@@ -176,6 +176,9 @@ replay {set} --dry-run                                | is a table set; name its
 replay absent.pcap --to h:1 --control-runs 1          | at least 2
 replay absent.pcap --to h:1 --control-runs 2 --baseline x.jsonl | --baseline
 replay absent.pcap --to h:1 --rename topic:a=b --rename topic:a=c | two new names
+replay absent.pcap --to h:1 --rename topic:a=x --rename topic:b=x | two names become one
+replay {capture} --save {tmp}/x.replay --topic rd-events | --save: it keeps all requests
+replay {capture} --to h:1 --rules {tmp}/rules.toml    | rules.toml: each rule begins with the line
 replay absent.pcap --to h:1 --rename client:a=b       | KIND:OLD=NEW
 replay {capture} --to h:1 --sasl GSSAPI --sasl-user u | none of PLAIN
 replay {capture} --to h:1 --sasl PLAIN                | --sasl-user
@@ -194,6 +197,7 @@ def test_bad_usage(
     (tmp_path / "in" / "notes.txt").write_text("mine")
     (tmp_path / "empty.pcap").write_bytes(b"")
     (tmp_path / "text.pcap").write_text("not a capture at all")
+    (tmp_path / "rules.toml").write_text("[rule]\nname = 'a'\n")
     before = sorted(tmp_path.rglob("*"))
     command, said = case.split(" | ")
     places = {"tmp": tmp_path, "out": tmp_path / "out", "set": '"{set}"'}

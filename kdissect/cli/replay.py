@@ -66,6 +66,13 @@ def replay_command(
         )
     compared.check()
     selection = selected.selection()
+    if output.save is not None and any(
+        (selected.api, selected.client, selected.topic, selected.group)
+    ):
+        raise typer.BadParameter(
+            "it keeps all requests; choose when you replay the file, or cut the capture before",
+            param_hint="--save",
+        )
     allowed = parse_allow(guard.allow or ())
     options = _session_options(guard, speed, compared)
     access = login.access(options.answer_timeout_s)

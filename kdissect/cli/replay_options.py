@@ -92,6 +92,8 @@ class ComparisonOptions(OptionGroup):
         for kind, old, new in map(_rename, self.rename or ()):
             if renames.setdefault((kind, old), new) != new:
                 raise typer.BadParameter(f"{kind} {old} has two new names", param_hint="--rename")
+        if len({(kind, new) for (kind, _), new in renames.items()}) < len(renames):
+            raise typer.BadParameter("two names become one", param_hint="--rename")
         return renames
 
 

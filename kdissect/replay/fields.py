@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -182,6 +182,8 @@ def parse_rules(text: str, source: str, *, is_own: bool = False) -> list[FieldRu
     if unknown:
         raise RuleError(f"{source}: {sorted(unknown)[0]!r} is no part of a file of rules")
     rows = document.get("rule", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RuleError(f"{source}: each rule begins with the line [[rule]]")
     return [
         _rule(row, f"{source}: rule {row.get('name', number)}", is_own)
         for number, row in enumerate(rows, 1)
@@ -195,7 +197,12 @@ def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
         for needed in ("kind", "name", "path or entity", *_NEEDED.get(row.get("kind", ""), ())):
             if not any(row.get(name) for name in needed.split(" or ")):
                 raise ValueError(f"{needed} is missing")
-        return FieldRule(**as_fields(row), is_own=is_own)
+        rule = FieldRule(**as_fields(row), is_own=is_own)
+        for each in dataclasses.fields(rule):
+            found = getattr(rule, each.name)
+            if each.name != "kind" and not isinstance(found, type(each.default)):
+                raise ValueError(f"{each.name} = {found!r} is no {type(each.default).__name__}")
+        return rule
     except (AttributeError, TypeError, ValueError) as error:
         raise RuleError(f"{place}: {error}") from None
 
@@ -226,19 +233,25 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"{text!r} is no regular expression: {error}") from None
 
 
-def _texts(values: Iterable[Any]) -> frozenset[str]:
-    return frozenset(map(told, values))
+def _listed(values: Any, of: type = object) -> list[Any]:
+    if not isinstance(values, list) or not all(isinstance(each, of) for each in values):
+        raise ValueError(f"{values!r} is no list of {'values' if of is object else 'texts'}")
+    return values
+
+
+def _texts(values: Any) -> frozenset[str]:
+    return frozenset(map(told, _listed(values)))
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "kind": _kind,
-    "path": lambda path: (path,) if isinstance(path, str) else tuple(path),
-    "apis": lambda names: frozenset(catalog.api(name).name for name in names),
+    "path": lambda path: (path,) if isinstance(path, str) else tuple(_listed(path, str)),
+    "apis": lambda names: frozenset(catalog.api(name).name for name in _listed(names, str)),
     "captured": _texts,
     "answered": _texts,
     "keys": _texts,
     "where": lambda where: tuple((name, _pattern(text)) for name, text in where.items()),
-    "key": lambda places: tuple(tuple(each.split("|")) for each in places),
+    "key": lambda places: tuple(tuple(each.split("|")) for each in _listed(places, str)),
     "absolute": float,
     "relative": float,
     "since": lambda releases: tuple(map(release_number, releases)),

@@ -118,6 +118,7 @@ class WorkloadFacts:
     brokers: node id -> (host, port) as advertised; listeners: (ip, port) that connections went to.
     topics: by name, `__cluster_metadata` and other internal ones included and marked.
     fetch_sessions: those that began before `--from`, by broker and id.
+    offered: API key -> (first, last) version that a broker offered clients; the longest list.
     """
 
     cluster_ids: list[str] = field(default_factory=list)
@@ -125,6 +126,7 @@ class WorkloadFacts:
     listeners: list[tuple[str, int]] = field(default_factory=list)
     topics: dict[str, TopicFacts] = field(default_factory=dict)
     fetch_sessions: dict[tuple[Broker, int], Entries] = field(default_factory=dict)
+    offered: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

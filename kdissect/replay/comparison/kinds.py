@@ -36,7 +36,6 @@ from kdissect.protocol.releases import (
 from kdissect.replay import model
 from kdissect.replay.fields import Match, as_fields
 from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Verdict, tolerate
-from kdissect.replay.workload.messages import entries, response_body
 
 _SETTINGS_MAX = 4
 _GROUP_PARTS = frozenset({"commits", "share"})
@@ -141,17 +140,6 @@ def _minor(releases: tuple[str, ...]) -> str:
     """``3.9``, or ``4.1 or 4.2`` where these offer the same; "" for neither."""
     minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in releases)
     return " or ".join(minors) if len(minors) <= 2 else ""
-
-
-def captured_ranges(workload: model.Workload) -> Ranges:
-    """API key -> (first, last) version that a captured broker offered clients; the longest list."""
-    offered = [
-        entries(response_body(exchange).get("api_keys"))
-        for exchange in workload.exchanges()
-        if exchange.api_key == ApiKey.API_VERSIONS and not exchange.internal_reason
-    ]
-    most = max(offered, key=len, default=[])
-    return {each["api_key"]: (each["min_version"], each["max_version"]) for each in most}
 
 
 def tolerate_changes(releases: Releases, outcomes: Iterable[Outcome]) -> None:

@@ -198,7 +198,7 @@ class _Session:
         """Judge the outcomes by the capture or the reference, without noise, and add findings and
         notes to the results."""
         facts, outcomes, against = results.run.facts, results.outcomes, self.against
-        captured = against.versions if against else kinds.captured_ranges(self.plan.workload)
+        captured = against.versions if against else self.plan.workload.facts.offered
         releases = kinds.Releases.between(captured, self.target.versions)
         state = (facts and facts.state) or State()  # empty if it was not read
         if facts is not None:

@@ -244,12 +244,14 @@ class _FactsReader:
             ApiKey.CREATE_TOPICS: self._create_topics,
             ApiKey.CREATE_PARTITIONS: self._create_partitions,
             ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
+            ApiKey.API_VERSIONS: self._api_versions,
             **dict.fromkeys((ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS), self._use),
         }
 
     def read(self, exchange: Exchange, broker: Broker) -> None:
         reader = self._readers.get(exchange.api_key)
-        if reader is not None:
+        is_listing = exchange.api_key == ApiKey.API_VERSIONS
+        if reader is not None and not (is_listing and exchange.internal_reason):
             self._now_ns = exchange.request_time_ns
             request, response = messages.bodies(exchange)
             reader(request, response)
@@ -290,6 +292,13 @@ class _FactsReader:
                 most = max(replicas, default=0)
                 topic = self._seen(name, entry.get("topic_id"), len(described), most)
                 topic.is_internal |= bool(entry.get("is_internal"))
+
+    def _api_versions(self, request: Body, response: Body) -> None:
+        offered = {
+            each["api_key"]: (each["min_version"], each["max_version"])
+            for each in messages.entries(response.get("api_keys"))
+        }
+        self.facts.offered = max(self.facts.offered, offered, key=len)
 
     def _create_topics(self, request: Body, response: Body) -> None:
         if request.get("validate_only"):

@@ -55,6 +55,18 @@ def test_facts_of_a_capture(captures: Path) -> None:
     assert all(each.expects_response or each.response is None for each in workload.exchanges())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_versions_that_the_captured_broker_offered(captures: Path, name: str) -> None:
+    """Also of requests after all ApiVersions of the capture, but not of its controllers."""
+    path = str(captures / name)
+    whole = load_workload(path)
+    offers = [each for each in whole.exchanges() if each.api_key == ApiKey.API_VERSIONS]
+    late = load_workload(path, from_ns=max(each.request_time_ns for each in offers) + 1)
+    assert late.facts.offered == whole.facts.offered
+    assert ApiKey.PRODUCE in late.facts.offered
+    assert ApiKey.VOTE not in late.facts.offered
+
+
 def test_two_halves_by_time_have_all_exchanges(captures: Path) -> None:
     """Two halves by time have all exchanges; an empty part has a note."""
     path = str(captures / "librdkafka.pcap")
