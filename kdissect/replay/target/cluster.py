@@ -7,6 +7,7 @@ a captured request is sent again, and while the target settles.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def tries(limit_s: float) -> AsyncIterator[None]:
+async def tries(limit_s: float = math.inf) -> AsyncIterator[None]:
     """Yield at least once, and again and again, after pauses, until the time is over."""
     loop = asyncio.get_running_loop()
     end, count = loop.time() + limit_s, 0
@@ -214,22 +215,35 @@ class Target:
                     found[topic["name"], number] = each["offset"]
         return found
 
-    async def states(self, kind: str) -> dict[str, str]:
-        """Each "group" of any type, or "transactional-id", with its state. No transactional ids
-        before Kafka 3.0 (KIP-664). Raises ConnectFailed."""
+    async def states(
+        self,
+        kind: str,
+        names: Collection[str] = (),
+        passing: Collection[str] = (),
+        limit_s: float = READY_S,
+    ) -> dict[str, str]:
+        """Each "group" of any type, or "transactional-id", with its state.
+
+        Asks again for `limit_s` while a coordinator is not ready, or one of `names` is in a passing
+        state. No transactional ids before Kafka 3.0 (KIP-664), no states of groups before 2.6
+        (KIP-518). Raises ConnectFailed.
+        """
         api_key, (array, name, state) = LISTING_APIS[kind], _LISTS[kind]
-        found: dict[str, str] = {}
+        found, code = dict[str, str](), 0
         if self.version(api_key) is None:
             return found
-        for node_id in list(self.cluster.nodes):  # each coordinator lists its own
-            async for _ in tries(READY_S):
+        async for _ in tries(limit_s):
+            found, code = {}, 0
+            for node_id in list(self.cluster.nodes):  # each coordinator lists its own
                 answer = await self.ask(api_key, {}, node_id)
-                if not is_transient(api_key, answer["error_code"]):
-                    break
-            if code := answer["error_code"]:
-                listing = catalog.api(api_key).name
-                raise ConnectFailed("unreachable", f"{listing} was answered {error_name(code)}")
-            found |= {each[name]: each.get(state) or f"a {kind}" for each in answer[array]}
+                code = code or answer["error_code"]
+                found |= {each[name]: each.get(state) or f"a {kind}" for each in answer[array]}
+            is_passing = any(found.get(each) in passing for each in names)
+            if not is_passing and not is_transient(api_key, code):
+                break
+        if code:
+            listing = catalog.api(api_key).name
+            raise ConnectFailed("unreachable", f"{listing} was answered {error_name(code)}")
         return found
 
     def close(self) -> None:

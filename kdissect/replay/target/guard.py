@@ -26,7 +26,7 @@ from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay import model
 from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.settling import await_partitions
+from kdissect.replay.target.settling import SETTLE_S, await_partitions, within
 from kdissect.replay.translation.id_map import IN_SYNC, limited
 from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY, codes, error_codes
 from kdissect.tables.arrow_arrays import ip_text
@@ -225,7 +225,7 @@ async def create_topics(
                 answers[name] = code, text if code else f"made without its configs ({said})"
         made = [name for name, (code, _) in answers.items() if not code]
         counts = {name: max(wanted[name].partition_count, 1) for name in made}
-        await await_partitions(target, counts)
+        await within(SETTLE_S, await_partitions(target, counts))
     except ConnectFailed as error:
         raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
     notes = []

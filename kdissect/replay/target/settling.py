@@ -2,8 +2,8 @@
 
 A controller answers a change of metadata as soon as its quorum has it. Brokers apply it some time
 later, and a coordinator ends a transaction some time after its answer. Reads that come in between
-show the state before. Each wait here has a time limit, and returns whether the target has settled
-within it. If it has not, the answer to the next request shows what is missing.
+show the state before. Each wait here has a time limit (`within`). If the target has not settled by
+then, the answer to the next request shows what is missing.
 
 `SettlingWaits` does this around the requests of a run: a step that changes metadata, or ends a
 transaction, is complete when the target shows that everywhere. So the reads that the plan sends
@@ -12,9 +12,11 @@ after it see it, on every node.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
@@ -37,26 +39,36 @@ _MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.STREAMS_GROUP_HEARTBEAT})
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-_OPEN = ENDING | {"Ongoing"}
-_WITH_MEMBERS = frozenset({"PreparingRebalance", "CompletingRebalance", "Stable"})
+# States of groups with members, and of open transactions.
+_PASSING = {
+    "group": frozenset({"PreparingRebalance", "CompletingRebalance", "Stable"}),
+    "transactional-id": ENDING | {"Ongoing"},
+}
 
 
-async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> bool:
+async def within(limit_s: float, waiting: Awaitable[object]) -> bool:
+    """Return whether a wait ends within its time limit, and without a failure of the target."""
+    with suppress(ConnectFailed, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await waiting
+            return True
+    return False
+
+
+async def await_metadata(target: Target, *, all_parts: bool) -> None:
     """Wait until each broker has the metadata log as far as the quorum has it now.
 
     In a KRaft cluster, the epoch of the finalized features (KIP-584) is the offset of the metadata
     that a broker has. all_parts: wait until all its parts have applied it, such as its authorizer:
     only then it begins with the next batch, and an idle controller writes one every half second.
-    Brokers with ZooKeeper do not say how far they are.
+    Brokers with ZooKeeper do not say how far they are. Raises ConnectFailed.
     """
-    with suppress(ConnectFailed):
-        end = await _quorum_end(target) - (not all_parts)
-        behind = list(target.cluster.nodes) if end > 0 else []
-        async for _ in tries(limit_s):
-            behind = [each for each in behind if await _applied_offset(target, each) < end]
-            if not behind:
-                return True
-    return False
+    end = await _quorum_end(target) - (not all_parts)
+    behind = list(target.cluster.nodes) if end > 0 else []
+    async for _ in tries():
+        behind = [each for each in behind if await _applied_offset(target, each) < end]
+        if not behind:
+            return
 
 
 async def _quorum_end(target: Target) -> int:
@@ -80,37 +92,18 @@ async def _applied_offset(target: Target, node_id: int) -> int:
     return offset if offset >= 0 else _UNKNOWN
 
 
-async def await_partitions(
-    target: Target, counts: Mapping[str, int], limit_s: float = SETTLE_S
-) -> bool:
+async def await_partitions(target: Target, counts: Mapping[str, int]) -> None:
     """Wait until the leaders of topics serve all partitions.
 
     Metadata lists new partitions before their leaders accept requests. counts: the least number of
-    partitions of each topic.
+    partitions of each topic. Raises ConnectFailed.
     """
-    with suppress(ConnectFailed):
-        async for _ in tries(limit_s):
-            await target.learn_metadata()
-            listed = target.cluster.topics
-            served = Counter(name for name, _ in await target.log_offsets(counts, EARLIEST))
-            if all(served[name] >= max(n, listed.get(name, 0)) for name, n in counts.items()):
-                return True
-    return False
-
-
-async def await_state(
-    target: Target, kind: str, name: str, states: Collection[str], limit_s: float
-) -> bool:
-    """Wait until a "group" or a "transactional-id" is in none of these states.
-
-    Brokers before Kafka 3.0 tell no states of transactions (KIP-664), those before 2.6 none of
-    groups (KIP-518).
-    """
-    with suppress(ConnectFailed):
-        async for _ in tries(limit_s):
-            if (await target.states(kind)).get(name) not in states:
-                return True
-    return False
+    async for _ in tries():
+        await target.learn_metadata()
+        listed = target.cluster.topics
+        served = Counter(name for name, _ in await target.log_offsets(counts, EARLIEST))
+        if all(served[name] >= max(n, listed.get(name, 0)) for name, n in counts.items()):
+            return
 
 
 # -- around the requests of a run -----------------------------------------------------------------
@@ -154,43 +147,49 @@ class SettlingWaits:
 
     def __init__(self, target: Target, ids: IdMap, patience: Patience) -> None:
         self._target, self._ids, self._patience = target, ids, patience
+        self._in_vain: set[Resource] = set()  # awaited before a step
 
     async def look_up(self, step: Step) -> None:
         """Learn leaders and coordinators anew, as clients do before they send a request again."""
-        with suppress(ConnectFailed):
-            if names := step.named("topic"):
-                await self._target.learn_metadata([self._ids.topic(name) for name in names])
-            for key in coordinators_of(self._ids, step):
-                await self._target.coordinator(*key, wait_s=0.0)
+        await within(self._patience.limit_s, self._look_up(step))
+
+    async def _look_up(self, step: Step) -> None:
+        if names := step.named("topic"):
+            await self._target.learn_metadata([self._ids.topic(name) for name in names])
+        for key in coordinators_of(self._ids, step):
+            await self._target.coordinator(*key, wait_s=0.0)
 
     async def before(self, step: Step) -> None:
-        """Wait until groups are empty and transactions over that had run out of time then."""
-        for (kind, captured), limit_ns in step.awaits:
-            limit_s, name = limit_ns / 1e9, self._ids.name(kind, captured)
-            states = _WITH_MEMBERS if kind == "group" else _OPEN
-            await await_state(self._target, kind, name, states, limit_s)
+        """Wait until groups are empty and transactions over that had run out of time then. What did
+        not come in this time is not awaited again."""
+        for resource, limit_ns in step.awaits:
+            if resource in self._in_vain:
+                continue
+            kind, captured = resource
+            names, passing = [self._ids.name(kind, captured)], _PASSING[kind]
+            over = self._target.states(kind, names, passing, math.inf)
+            if not await within(limit_ns / 1e9, over):
+                self._in_vain.add(resource)
 
     async def after(self, outcome: Outcome) -> None:
         """Wait until the target shows everywhere what a request has changed. Waits in vain share
         their time with those for requests that are sent again."""
         began_s = time.monotonic()
-        if not await self._settles(outcome, self._patience.limit_s):
+        if not await within(self._patience.limit_s, self._settled(outcome)):
             self._patience.in_vain(time.monotonic() - began_s)
 
-    async def _settles(self, outcome: Outcome, limit_s: float) -> bool:
-        step, target, is_settled = outcome.step, self._target, True
+    async def _settled(self, outcome: Outcome) -> None:
+        step = outcome.step
         if step.exchange.api_key == ApiKey.END_TXN:
-            for _, name in coordinators_of(self._ids, step):
-                is_settled &= await await_state(target, "transactional-id", name, ENDING, limit_s)
+            names = [name for _, name in coordinators_of(self._ids, step)]
+            await self._target.states("transactional-id", names, ENDING, math.inf)
         changed = {kind for kind, *_ in step.changed}
         if changed & _METADATA:
-            all_parts = bool(changed & _APPLIED_LATER)
-            is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
+            await await_metadata(self._target, all_parts=bool(changed & _APPLIED_LATER))
         if "topic" in changed and step.exchange.api_key in _MAKING_APIS | _CREATING_APIS:
-            is_settled &= await self._serves(step, limit_s)
-        return is_settled
+            await self._served(step)
 
-    async def _serves(self, step: Step, limit_s: float) -> bool:
+    async def _served(self, step: Step) -> None:
         """Wait until the leaders of the topics of a step serve all partitions. A topic that the
         target is making has to be there, if the captured broker made it."""
         topics = self._ids.plan.workload.facts.topics.values()
@@ -201,4 +200,4 @@ class SettlingWaits:
             for resource in step.changed
             if resource[0] == "topic" and resource[1] in shown
         }
-        return await await_partitions(self._target, counts, limit_s)
+        await await_partitions(self._target, counts)

@@ -230,12 +230,9 @@ class _Reader:
         ended."""
         if self._target.version(LISTING_APIS[kind]) is None:
             raise ConnectFailed("unreachable", f"the target cannot list {kind}s")
-        async for _ in tries(SETTLE_S):
-            states = await self._target.states(kind)
-            there = {name: states.get(self._name(kind, name)) for name in names}
-            if not ENDING.intersection(there.values()):
-                break
-        found = {(kind, name): state for name, state in there.items() if state is not None}
+        by_name = {self._name(kind, name): name for name in names}
+        states = await self._target.states(kind, by_name, ENDING)
+        found = {(kind, by_name[each]): states[each] for each in by_name.keys() & states.keys()}
         self.state.facts.update(found)
 
 
