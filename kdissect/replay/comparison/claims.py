@@ -12,8 +12,10 @@ the captured broker showed it later.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kdissect.codec.redaction import is_secret
@@ -32,6 +34,7 @@ _RETENTION = ("retention.bytes", "retention.ms", "local.retention.bytes", "local
 _CLEANING = ("cleanup.policy", *_RETENTION)
 _SET = 0  # operation of IncrementalAlterConfigs
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _A_TOPIC = "a topic"  # the value of one with an unknown number of partitions
 
 # A subject is a kind and its names; as text:
@@ -81,6 +84,10 @@ class Claims:
             ApiKey.DELETE_TOPICS: self._delete_topics,
             ApiKey.ALTER_CONFIGS: self._alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
+            ApiKey.JOIN_GROUP: self._join,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._join,
+            ApiKey.SHARE_GROUP_HEARTBEAT: self._join,
+            ApiKey.STREAMS_GROUP_HEARTBEAT: self._join,
             ApiKey.OFFSET_COMMIT: self._offset_commit,
             ApiKey.TXN_OFFSET_COMMIT: self._txn_offset_commit,
             ApiKey.OFFSET_DELETE: self._forget_group,
@@ -174,10 +181,14 @@ class Claims:
 
     # -- groups and transactions ----------------------------------------------------------------
 
+    def _join(self, reply: Reply) -> None:
+        """A deleted group comes back with a member or a commit."""
+        self._claims.pop(("group", self._name("group", reply.request["group_id"])), None)
+
     def _committed(self, reply: Reply) -> Iterator[tuple[Subject, _Claim]]:
         """Claims of a request that commits offsets. Refused ones stay as they were."""
+        self._join(reply)
         group = self._name("group", reply.request["group_id"])
-        self._claims.pop(("group", group), None)
         results = dict(self._topics.logs(reply.body))
         for log, partition in self._topics.logs(reply.request):
             if log not in results or results[log]["error_code"] == 0:
@@ -221,7 +232,7 @@ class Claims:
         """Note the end of a transaction, if the answer has no error; else it is unknown."""
         name = reply.request["transactional_id"]
         is_aborted = state != "CompleteCommit" if reply.taken else None
-        self._logs.end_transaction(name, is_aborted=is_aborted)
+        self._logs.end_transaction(reply, is_aborted=is_aborted)
         self._pending.pop(name, None)
         self._claim_transaction(reply, state if reply.taken else None)
 
@@ -343,11 +354,21 @@ def _differing(
     for subject, wanted in sorted(expected.items()):
         value = found.get(subject, GONE)
         is_some = _A_TOPIC in wanted and value != GONE
+        if subject[0] == "config" and _parsed(value) in map(_parsed, wanted):
+            continue
         if value not in wanted and not is_some:
             texts = dict.fromkeys(_text(subject, each) for each in wanted)
             text = _text(subject, value)
             more = ", but other ones" * (text in texts)
             yield _finding(subject, " or ".join(texts), text + more, note)
+
+
+def _parsed(value: _Value) -> tuple[Decimal | str, ...]:
+    """A config as brokers read and describe it: ``compact, delete``, ``0.10`` and ``True`` are
+    ``compact,delete``, ``0.1`` and ``true``."""
+    parts = [each.strip() for each in str(value).split(",")]
+    lower = [each.lower() if each.lower() in ("true", "false") else each for each in parts]
+    return tuple(Decimal(each) if _NUMBER.fullmatch(each) else each for each in lower)
 
 
 def _text(subject: Subject, value: _Value) -> str:

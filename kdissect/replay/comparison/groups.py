@@ -201,10 +201,10 @@ def _check_heartbeats(by_api: dict[int, list[Reply]]) -> Iterator[Contradiction]
 
 def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
     """The leader of a generation is a member that joined, and gets the members that joined it."""
-    joined: dict[int, set[str]] = defaultdict(set)
+    joined: dict[int, dict[str, int]] = defaultdict(dict)  # when each asked first
     for reply in joins:
         if reply.taken:
-            joined[reply.taken["generation_id"]].add(reply.taken["member_id"])
+            joined[reply.taken["generation_id"]].setdefault(reply.taken["member_id"], reply.sent_ns)
     known = {each.request["member_id"] for each in joins}.union(*joined.values())
     for reply in joins:
         if not (answer := reply.taken):
@@ -215,7 +215,10 @@ def _check_members(joins: list[Reply]) -> Iterator[Contradiction]:
         if answer["member_id"] != leader or answer.get("skip_assignment"):
             continue
         listed = {each["member_id"] for each in answer["members"]}
-        for member in sorted(joined[answer["generation_id"]] - listed):
+        in_time = joined[answer["generation_id"]].items()
+        # a static member that restarts joins it later, by another id (KIP-345)
+        there = {member for member, sent_ns in in_time if sent_ns <= reply.answered_ns}
+        for member in sorted(there - listed):
             note = "it has joined this generation"
             yield reply.wrong(Difference("members[]", (member,), member, "not listed", note=note))
 

@@ -317,6 +317,11 @@ def _rank(outcome: Outcome, one: Difference) -> int:
     return 6 if one.place.startswith("api_") else 5
 
 
+def _explains(outcome: Outcome, one: Difference) -> bool:
+    """Return whether later differences may follow from it: not from a config or another value."""
+    return not one.rule and _rank(outcome, one) not in (4, 5)
+
+
 def _word(outcome: Outcome) -> str:
     """The error, or else the field, in which an answer differs first."""
     for one in outcome.judgement.differences:
@@ -346,7 +351,7 @@ def find_roots(
         root = min((diverged[each] for each in all_named if each in diverged), default=-1)
         if root >= 0 and may_follow(outcome):
             roots[step.number] = root
-        elif outcome.judgement.differences:
+        elif any(_explains(outcome, each) for each in outcome.judgement.differences):
             root = step.number
         else:
             continue

@@ -110,14 +110,15 @@ class Produced:
 class _Fetched:
     """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown. room: bytes for
     which the answer has room, if it shows more records than it has, `_ANY_BATCH` if it has none at
-    all; -1 otherwise. aborted: the producers that a read_committed answer lists, else None."""
+    all; -1 otherwise. aborted: the producers that a read_committed answer lists, with the first
+    offsets of their transactions, else None."""
 
     log: Log
     reply: Reply
     batches: list[Batch]
     fetch_offset: int = -1
     room: int = -1
-    aborted: set[int] | None = None
+    aborted: Sequence[tuple[int, int]] | None = None
 
     @property
     def end(self) -> int:
@@ -135,7 +136,7 @@ class LogFacts:
 
     life: how many topics of its name the run has deleted before.
     produced: by base offset. unknown: records that may be there besides. silent: record sets of
-    Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never.
+    Produce requests with acks 0. deleted_to: by DeleteRecords, -1 never. marker_count: at most.
     fetched: in the order of the answers. delivered: their batches by base offset, each as it came
     first. old: their records before magic 2, by offset. readings: of its "ends", "stable_ends" and
     "starts".
@@ -147,7 +148,7 @@ class LogFacts:
     unknown: int = 0
     silent: list[bytes] = field(default_factory=list)
     deleted_to: int = -1
-    is_transactional: bool = False
+    marker_count: int = 0
     fetched: list[_Fetched] = field(default_factory=list)
     delivered: dict[int, Batch] = field(default_factory=dict)
     old: dict[int, Row] = field(default_factory=dict)
@@ -179,9 +180,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
         super().__init__()
         self._ids, self._topics = ids, ids.target_topics
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
-        self._marker_count = 0
-        # by topic: when it was deleted, and how many transactions had ended by then
-        self._deleted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._deleted: dict[str, list[int]] = defaultdict(list)  # when, by topic
         self.readers: Readers = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
@@ -196,17 +195,20 @@ class Logs(dict[tuple[Log, int], LogFacts]):
 
     def of(self, log: Log, sent_ns: int = FOREVER_NS) -> LogFacts:
         """The log that a request is about which was sent then; without a time, the last one."""
-        return self[log, bisect_left(self._deleted[log[0]], (sent_ns,))]
+        return self[log, bisect_left(self._deleted[log[0]], sent_ns)]
 
-    def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
-        """The records that a transaction has produced were aborted, or not. Markers follow them."""
-        self._marker_count += 1
-        for each in self._open.pop(name, []):
+    def end_transaction(self, reply: Reply, *, is_aborted: bool | None) -> None:
+        """The records that a transaction has produced were aborted, or not. Each log that it has
+        named gets a marker."""
+        for (kind, *log), _ in reply.step.accesses:
+            if kind == "log":
+                self.of((log[0], log[1]), reply.sent_ns).marker_count += 1
+        for each in self._open.pop(reply.request["transactional_id"], []):
             each.is_aborted = is_aborted
 
     def topic_deleted(self, name: str, reply: Reply) -> None:
         """A request has deleted the topic, or nobody knows whether it has."""
-        self._deleted[name].append((max(reply.sent_ns, reply.answered_ns), self._marker_count))
+        self._deleted[name].append(max(reply.sent_ns, reply.answered_ns))
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -216,7 +218,6 @@ class Logs(dict[tuple[Log, int], LogFacts]):
         for log, entry in self._topics.logs(reply.request):
             facts, data = self.of(log, reply.sent_ns), entry["records"] or b""
             found = [*batches.headers(data)]
-            facts.is_transactional |= any(each.is_transactional for each in found)
             is_old = any(each.magic != 2 for each in found)
             count = MANY if is_old else sum(max(each.record_count, 0) for each in found)
             if acks == 0:
@@ -247,7 +248,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
                 asked = named.get(log, {})
                 offset = asked.get("fetch_offset", -1)
                 listed = entries(partition.get("aborted_transactions"))
-                aborted = {each["producer_id"] for each in listed} if is_committed else None
+                aborted = [(each["producer_id"], each["first_offset"]) for each in listed]
                 # An answer has a batch, whatever its size (KIP-74), but none for a client that
                 # exceeds its quota (KIP-219), or that has to ask another replica (KIP-392).
                 is_due = 0 <= offset < partition.get(end, -1) and not (
@@ -257,7 +258,8 @@ class Logs(dict[tuple[Log, int], LogFacts]):
                 )
                 room = min(asked.get("partition_max_bytes", 0), left) if size else _ANY_BATCH
                 found = batches_of(partition["records"] or b"")
-                fetched = _Fetched(log, reply, found, offset, room if is_due else -1, aborted)
+                lists = aborted if is_committed else None
+                fetched = _Fetched(log, reply, found, offset, room if is_due else -1, lists)
                 facts = self.of(log, reply.sent_ns)
                 facts.add(fetched)
                 facts.shows(reply, _FETCHED, partition, **_WATERMARKS)
@@ -284,7 +286,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
                 facts.shows(reply, _LISTED, partition, starts="low_watermark")
         for log, _ in self._topics.logs(reply.request) if reply.answer is None else ():
             facts = self.of(log, reply.sent_ns)  # nobody knows which records are still there
-            facts.produced, facts.unknown, facts.deleted_to = {}, 0, -1
+            facts.produced, facts.unknown, facts.deleted_to = {}, MANY, -1
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -310,9 +312,7 @@ class Logs(dict[tuple[Log, int], LogFacts]):
         if 0 in facts.produced:  # the log began in this run
             known = [each.end for each in facts.produced.values()]
             known += [each.end for each in facts.fetched]
-            counts = [count for _, count in self._deleted[facts.log[0]]] + [self._marker_count]
-            markers = counts[facts.life] if facts.is_transactional else 0
-            ceiling = max(known) + facts.unknown + markers
+            ceiling = max(known) + facts.unknown + facts.marker_count
         credible = []
         for reading in facts.readings["ends"]:
             if 0 <= ceiling < reading.offset and reading.place:
@@ -470,10 +470,17 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
             yield reading.below(log, least, "an earlier answer showed more")
 
 
-def _check_aborted(fetched: _Fetched, listed: set[int]) -> Iterator[Contradiction]:
-    """Aborted records of a read_committed answer are listed, by their producer."""
-    found = batches.aborted([each.header for each in fetched.batches])
-    for producer in sorted({each.producer_id for each in found} - listed):
-        place, note = _FETCHED + "aborted_transactions", "its records were aborted"
-        one = _in_log(fetched.log, place, f"producer {producer}", "not listed", note)
-        yield fetched.reply.wrong(one)
+def _check_aborted(fetched: _Fetched, listed: Sequence[tuple[int, int]]) -> Iterator[Contradiction]:
+    """Aborted records of a read_committed answer are listed, by their producer; committed ones are
+    not, since clients would drop them."""
+    place, headers = _FETCHED + "aborted_transactions", [each.header for each in fetched.batches]
+    aborted = {each.producer_id for each in batches.aborted(headers)}
+    for producer in sorted(aborted - {producer for producer, _ in listed}):
+        told = f"producer {producer}", "not listed", "its records were aborted"
+        yield fetched.reply.wrong(_in_log(fetched.log, place, *told))
+    for producer, first in listed:
+        of_it = (each for each in headers if each.is_control and each.producer_id == producer)
+        end = next((each for each in of_it if each.base_offset >= first), None)
+        if end is not None and not end.is_abort:
+            told = "not listed", f"producer {producer}", "its records were committed"
+            yield fetched.reply.wrong(_in_log(fetched.log, place, *told))

@@ -56,9 +56,8 @@ def _short(text: str, size_max: int, size: str) -> str:
 def _element(element: Mapping[str, Any]) -> str:
     fields = []
     for name, value in element.items():
-        if not isinstance(value, (dict, list, bytes)):
-            is_hidden = plain(value) is not None and is_secret(name, element)
-            fields.append(f"{name}={TEXT if is_hidden else value_text(value)}")
+        is_hidden = plain(value) is not None and is_secret(name, element)
+        fields.append(f"{name}={TEXT if is_hidden else value_text(value)}")
     return "{" + ", ".join(fields) + "}"
 
 

@@ -165,7 +165,10 @@ class _Ordering:
             for number, other in self._open[resource].items():
                 one = self.steps[number]
                 if (mode in _READS) != (other in _READS):
-                    (step if mode in _READS else one).is_racing = True
+                    reader = step if mode in _READS else one
+                    # of a group, its answer shows nothing but commits
+                    is_apart = reader.exchange.api_key == ApiKey.OFFSET_FETCH
+                    reader.is_racing |= resource[0] != "group" or not is_apart
                 if resource[0] == "group" and one.exchange.api_key in _WAITS_FOR_MEMBERS:
                     events.add(2 * number)
             self._open[resource][step.number] = mode

@@ -40,6 +40,8 @@ _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
+# of a Fetch below the log's end, which brings nothing
+_LOST = messages.codes("NONE CORRUPT_MESSAGE KAFKA_STORAGE_ERROR")
 _COMMIT_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
 
 Subject = tuple[Any, ...]
@@ -157,7 +159,8 @@ class _Reader:
             self.state.logs[topic, number] = await self._content(log, extent)
 
     async def _content(self, log: Log, extent: LogContent) -> LogContent:
-        """The log with its batches; without them if it cannot be read to its end."""
+        """The log with its batches, up to where it has no more to give; without them if nobody
+        knows."""
         leader, _ = self._target.cluster.leaders[log]
         offset, size = extent.start, 0
         seen, stored = list[batches.BatchHeader](), list[StoredBatch]()
@@ -172,9 +175,12 @@ class _Reader:
                     seen.append(batch.header)
                     stored += [] if batch.header.is_control else [_stored(batch)]
             size += len(data)
+            code = partition.get("error_code")
+            if reached == offset and code in _LOST and not body.get("throttle_time_ms"):
+                break  # the log has an end beyond, and cannot give what is before it
             if reached == offset or size > READ_BYTES_MAX:
                 why = "no batch" if reached == offset else "too many bytes"
-                if code := partition.get("error_code"):
+                if code:
                     why = error_name(code)
                 self.state.unread[f"{log[0]}-{log[1]}"] = f"{why} at offset {offset}"
                 return extent

@@ -19,7 +19,7 @@ VERSIONS = {
     ApiKey.CREATE_TOPICS: 5, ApiKey.DELETE_TOPICS: 5, ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 3, ApiKey.METADATA: 9, ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
     ApiKey.OFFSET_DELETE: 0, ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.DESCRIBE_TRANSACTIONS: 0,
-    ApiKey.LIST_TRANSACTIONS: 0, ApiKey.DELETE_GROUPS: 2,
+    ApiKey.LIST_TRANSACTIONS: 0, ApiKey.DELETE_GROUPS: 2, ApiKey.JOIN_GROUP: 5,
 }  # fmt: skip
 
 
@@ -184,6 +184,14 @@ def test_deleted_records_move_the_start(run: Run) -> None:
     assert "starts at 2 -> starts at 0" in run.found(after(0, 5, (0, 2), (2, 3)))[0]
 
 
+def test_a_deletion_of_records_without_an_answer_leaves_them_unknown(run: Run) -> None:
+    run.write(4, 0)
+    run.ask(ApiKey.DELETE_RECORDS, {"topics": orders(offset=2), "timeout_ms": 1}, None)
+    run.write(2, 4)
+    assert run.found(after(0, 6, (0, 4), (4, 2))) == run.found(after(4, 6, (4, 2))) == []
+    assert run.found(after(0, 4, (0, 4)))
+
+
 def committed(offset: int) -> State:
     return State({COMMIT: offset})
 
@@ -207,7 +215,10 @@ def test_commits_go_with_their_group(run: Run) -> None:
     deleted = {"results": [{"group_id": "billing", "error_code": 0}]}
     run.ask(ApiKey.DELETE_GROUPS, {"groups_names": ["billing"]}, deleted)
     assert run.found(State()) == []
-    assert "none -> Empty" in run.found(State({("group", "billing"): "Empty"}))[0]
+    again = State({("group", "billing"): "Empty"})
+    assert "none -> Empty" in run.found(again)[0]
+    run.ask(ApiKey.JOIN_GROUP, {"group_id": "billing", "member_id": "m"}, {"error_code": 0})
+    assert run.found(again) == []
 
 
 def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
@@ -252,6 +263,16 @@ def test_topics_and_configs_are_as_answered(run: Run) -> None:
     assert "3 partitions -> 1 partition" in run.found(State({TOPIC: 1, RETENTION: "5"}))[0]
     assert "5 -> none" in run.found(State({TOPIC: 3}))[0]
     assert "3 partitions -> none" in run.found(State())[0]
+    for value, told, is_right in (
+        ("compact, delete", "compact,delete", True),
+        ("0.10", "0.1", True),
+        ("True", "true", True),
+        ("producer", "Producer", False),
+        ("9223372036854775807", "9223372036854775806", False),
+    ):
+        spelled = Run()
+        spelled.create(1, **{"retention.ms": value})
+        assert bool(spelled.found(State({TOPIC: 1, RETENTION: told}))) is not is_right
     run.ask(
         ApiKey.DELETE_TOPICS,
         {"topic_names": ["orders"], "timeout_ms": 1},

@@ -76,6 +76,14 @@ def test_nothing_is_folded_into_a_request_without_answer() -> None:
     assert kind.followers == {("Fetch", "no answer"): 1, ("Fetch", "records"): 1}
 
 
+def test_records_do_not_follow_from_a_config() -> None:
+    """Nor from another value that explains nothing."""
+    missing = Difference("records[]", ("t", "0", "3"), "a record", None)
+    for place in ("results[].configs[].value", "responses[].partitions[].diverging_epoch"):
+        kinds_found = found({0: [Difference(place, ("t", "0"), "1", "2")], 4: [missing]})
+        assert [each.api_name for each in kinds_found] == ["Fetch", "Produce"]
+
+
 def test_what_would_hurt_comes_first() -> None:
     """Refused writes, then records, then other answers; whatever came first in the run."""
     name = Difference("topics[].is_internal", ("other",), False, True)

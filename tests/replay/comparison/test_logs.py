@@ -158,14 +158,35 @@ def test_a_topic_that_the_run_deletes_says_nothing() -> None:
     assert run.said() == []
 
 
+def test_each_log_of_a_transaction_gets_a_marker() -> None:
+    """Also one to which no record came. A transaction in other logs adds none."""
+    run = Run()
+    run.produce(1, 0, batch(0, 4))
+    ids = {"v3_and_below_producer_id": 9, "v3_and_below_producer_epoch": 0}
+    result = [{"partition_index": 0, "partition_error_code": 0}]
+    for number, topic in enumerate(("t", "other")):
+        run.add(
+            2 + number, ApiKey.ADD_PARTITIONS_TO_TXN, 3,
+            {"v3_and_below_transactional_id": "x", **ids,
+             "v3_and_below_topics": [{"name": topic, "partitions": [0]}]},
+            {"results_by_topic_v3_and_below": [{"name": topic, "results_by_partition": result}]},
+        )  # fmt: skip
+        ended = {"transactional_id": "x", "producer_id": 9, "producer_epoch": 0, "committed": True}
+        run.add(2.5 + number, ApiKey.END_TXN, 3, ended, {"error_code": 0})
+    run.list_offsets(5, -1, 5)
+    assert run.said() == []
+    wrong = run.list_offsets(6, -1, 6)
+    assert run.said() == [(wrong, "topics[t].partitions[0].offset", "6")]
+
+
 @pytest.mark.parametrize(("key", "is_wrong"), [(ABORT, True), (COMMIT, False)])
 def test_aborted_records_are_listed(key: bytes, is_wrong: bool) -> None:
     """For a consumer that reads committed records only."""
     run = Run()
     data = batch(0, 2, producer_id=9, is_transactional=True) + marker(2, key)
     number = run.fetch(1, 0, data, 3)
-    said = [(number, "responses[t].partitions[0].aborted_transactions", "not listed")]
-    assert run.said() == (said if is_wrong else [])
-    right = Run()
-    right.fetch(1, 0, data, 3, aborted_transactions=[{"producer_id": 9, "first_offset": 0}])
-    assert right.said() == []
+    place = "responses[t].partitions[0].aborted_transactions"
+    assert run.said() == [(number, place, "not listed")] * is_wrong
+    listed = Run()
+    listed.fetch(1, 0, data, 3, aborted_transactions=[{"producer_id": 9, "first_offset": 0}])
+    assert listed.said() == [(number, place, "producer 9")] * (not is_wrong)

@@ -223,6 +223,11 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     baseline.accept(fresh.outcomes)
     assert summary_row(fresh)["verdicts"]["different"] == 1
     assert baseline.new([replace(finding, answered="3")])
+    fresh.outcomes[1].judgement = model.Judgement(  # as ALLOWED, where its rule does not hold
+        model.Verdict.DIFFERENT, [replace(ALLOWED, rule="")]
+    )
+    baseline.accept(fresh.outcomes)
+    assert fresh.outcomes[1].judgement.verdict is model.Verdict.DIFFERENT
 
 
 RECORDS = "responses[].partitions[].records[]"
@@ -239,6 +244,7 @@ RECORDS = "responses[].partitions[].records[]"
         ("members[].metadata", bytes(200), bytes(199) + b"b"),
         ("configs[].value", "a" * 300, "a" * 299 + "b"),
         ("topics[].isr_nodes", list(range(200)), [*range(199), 7]),
+        ("resources[]", *({"acls": [{"principal": name}]} for name in ("User:a", "User:*"))),
     ],
 )
 def test_a_baseline_tells_long_values_apart(

@@ -231,6 +231,17 @@ def test_a_read_while_somebody_writes_is_a_race() -> None:
     assert step_of(plan, read).is_racing
 
 
+@pytest.mark.parametrize("api_key", [ApiKey.OFFSET_COMMIT, ApiKey.SYNC_GROUP])
+def test_committed_offsets_change_by_commits(api_key: ApiKey) -> None:
+    """A member that joins meanwhile changes the group, and no offset of it."""
+    topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+    told = {"topics": topics} if api_key == ApiKey.OFFSET_COMMIT else {}
+    change = call(api_key, 3, 0, 0, told=told, group_id="g", member_id="m", **told)
+    read = call(ApiKey.OFFSET_FETCH, 5, 0, 1, told={"topics": topics}, group_id="g", topics=[])
+    plan = planned(change, read)
+    assert step_of(plan, read).is_racing is (api_key == ApiKey.OFFSET_COMMIT)
+
+
 @st.composite
 def traffic(draw: Any) -> model.Workload:
     """Some connections with requests at any times, pipelined or not, offsets in any order."""

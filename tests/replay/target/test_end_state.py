@@ -51,12 +51,17 @@ def test_records_are_counted_by_their_batches() -> None:
 
 
 def test_a_log_that_brings_nothing_has_no_records() -> None:
-    """An answer without records, without the topic, or with an error: the reason is in `unread`,
-    and nothing is asked for ever."""
-    for data, code, said in ((b"", 0, "no batch"), (None, 0, "no batch"), (b"", 6, "NOT_LEADER")):
+    """It has lost them. Without the topic in the answer, or with an error that may pass, nobody
+    knows: the reason is in `unread`. Nothing is asked for ever."""
+    for data, code, said in ((None, 0, "no batch"), (b"", 6, "NOT_LEADER")):
         state, fetches = read(data, 5, code)
         assert state.logs["orders", 0].records is None
         assert said in state.unread["orders-0"]
+        assert fetches == 1
+    for code in (0, 2, 56):  # CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR
+        state, fetches = read(b"", 5, code)
+        assert state.logs["orders", 0].records == 0
+        assert not state.unread
         assert fetches == 1
 
 
