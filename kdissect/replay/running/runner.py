@@ -11,9 +11,9 @@ Steps of a connection complete in its order, as brokers answer. While a step is 
 connection sends nothing else.
 
 A failure becomes an outcome with an error and completes the step, so the run goes on. A connection
-that ends fails its requests in flight, and is opened again for the next step. An answer that does
-not come in time ends its connection. Only a target that is gone, or that answers nothing any more,
-ends the run.
+that ends fails its requests in flight, and is opened again for the next step. If it cannot be
+opened, the replay looks up the leaders anew and tries once more. An answer that does not come in
+time ends its connection. Only a target of which no node answers any more ends the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from kdissect.errors import Error
@@ -47,10 +47,10 @@ from kdissect.text import plural
 
 PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
-GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
-LANE_TIMEOUTS = 3  # the same for one captured connection
+# Connections and answers that fail in a row before a captured connection is given up, and before
+# the run makes sure that a node answers.
+FAILURES_MAX = 3
 _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no client id
-STALLED = "the target stopped answering"
 NOT_WAITED = "the replay did not wait longer for the answer"
 GRACE_S = 1.0
 
@@ -81,7 +81,7 @@ class Lane:
 
     numbers: of its steps, in order. pos: of the one that it sends next. links: its connections to
     the target. last: the exchange that it has sent last. turn: who may send: while a request is
-    sent again, no other. timeouts: how many answers in a row did not come.
+    sent again, no other. failures: how many connections and answers in a row did not come.
     """
 
     numbers: list[int]
@@ -89,7 +89,7 @@ class Lane:
     links: Links = field(default_factory=dict)
     last: asyncio.Task[None] | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    timeouts: int = 0
+    failures: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -140,7 +140,7 @@ class Runner:
         self._waits = SettlingWaits(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._open: dict[asyncio.Task[None], Outcome] = {}
-        self._timeouts = 0
+        self._failures = 0
         self._over = asyncio.Event()
         self._began_ns = 0
 
@@ -214,7 +214,7 @@ class Runner:
         if self._open:  # answers that are on their way still count
             await asyncio.wait(list(self._open), timeout=GRACE_S)
         unanswered = f"{self.result.ended or 'the run ended'} before the answer came"
-        for link in self._connections.live:
+        for link in self._connections.opened:
             link.close(unanswered)
         if self._open:
             await asyncio.wait(list(self._open), timeout=GRACE_S)
@@ -252,6 +252,7 @@ class Runner:
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
         """Send a request when all that it waits for is there; `_finish` waits for the answer."""
         step, posted = outcome.step, list[Posted]()
+        failed: ConnectFailed | None = None
         for other in step.depends_on:
             await self._done[other].wait()
         for other in step.sent_after:
@@ -259,20 +260,17 @@ class Runner:
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
-        try:
-            await self._connections.of(lane.links, node_of(self.translator.ids, step))
-            await self._until(due_ns)
-            if step.awaits:
-                await self._waits.before(step)
-            async with lane.turn:
-                if lane.timeouts >= LANE_TIMEOUTS:
-                    outcome.error = "not sent: answers before on this connection did not come"
-                else:
-                    posted = await self._send_parts(lane, outcome)
-        except ConnectFailed as error:
-            outcome.error = str(error)
-            if not self._connections.live:
-                self._stop(f"the target is gone ({error})")
+        if lane.failures >= FAILURES_MAX:
+            outcome.error = "not sent: requests before it on this connection failed"
+        else:
+            try:
+                try:
+                    posted = await self._send_when_due(lane, outcome)
+                except ConnectFailed:
+                    await self._waits.look_up(step)
+                    posted = await self._send_when_due(lane, outcome)
+            except ConnectFailed as error:
+                failed = error
         if outcome.sent is not None:
             self.sent_count += 1
             self._sent[step.number].set()
@@ -280,8 +278,18 @@ class Runner:
             if not self.pace.is_max:
                 outcome.lag_ns = max(outcome.sent_ns - due_ns, 0)
                 outcome.own_lag_ns = max(outcome.sent_ns - max(due_ns, ready_ns), 0)
-        lane.last = self._task(self._finish(lane, outcome, posted, lane.last))
+        lane.last = self._task(self._finish(lane, outcome, posted, failed, lane.last))
         self._open[lane.last] = outcome
+
+    async def _send_when_due(self, lane: Lane, outcome: Outcome) -> list[Posted]:
+        """Raises ConnectFailed if a connection cannot be opened."""
+        step = outcome.step
+        await self._connections.of(lane.links, node_of(self.translator.ids, step))
+        await self._until(self._due[step.number])
+        if step.awaits:
+            await self._waits.before(step)
+        async with lane.turn:
+            return await self._send_parts(lane, outcome)
 
     async def _until(self, at_ns: int) -> None:
         wait_ns = at_ns - self._now()
@@ -317,9 +325,10 @@ class Runner:
         latency_s = max(step.exchange.latency_ns, 0) / 1e9 if is_held else 0.0
         limit_s = self.answer_timeout_s + latency_s
         parts = parts_of(self.translator.ids, step, frame)
+        # all connections before any part: a request is sent as a whole, or not at all
+        links = [await self._connections.of(lane.links, node_id) for node_id, _ in parts]
         posted = []
-        for node_id, part in parts:
-            link = await self._connections.of(lane.links, node_id)
+        for link, (_, part) in zip(links, parts, strict=True):
             if not step.expects_response:
                 # brokers take the requests of a connection in order: with the answer to this one
                 # the step is done
@@ -356,25 +365,33 @@ class Runner:
         lane: Lane,
         outcome: Outcome,
         posted: Sequence[Posted],
+        failed: ConnectFailed | None,
         before: asyncio.Task[None] | None,
     ) -> None:
-        """From a request that was sent to its complete step. before: the lane's last exchange."""
+        """From a request that was sent to its complete step. failed: why it could not be sent.
+        before: the lane's last exchange."""
         step = outcome.step
         try:
+            if failed is not None:
+                raise failed
             if posted and step.expects_response:
                 await self._await_final(lane, outcome, posted)
             elif posted:
-                with suppress(ConnectFailed):  # the step has done what it can
+                # a broker that refuses a Produce with acks 0 ends the connection; the captured one
+                # may have ended it as well if no request follows
+                is_end = step.number == lane.numbers[-1]
+                with suppress(ConnectFailed) if is_end else nullcontext():
                     await self._answers_to(posted)
             if outcome.answer is not None:
                 await self._waits.after(outcome)
         except ConnectFailed as error:
             outcome.error = str(error)
-            if error.kind == "timeout":
-                lane.timeouts += 1
-                self._timeouts += 1
-                if self._timeouts >= GONE_TIMEOUTS:
-                    self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
+            if failed is not None or error.kind == "timeout":
+                lane.failures += 1
+                self._failures += 1
+                is_suspect = failed is not None or self._failures >= FAILURES_MAX
+                if is_suspect and await self.target.is_gone():
+                    self._stop(f"the target is gone ({error})")
         if outcome.error or outcome.skipped is not None:
             self.translator.failed(step)
         if before is not None and not before.done():
@@ -406,7 +423,7 @@ class Runner:
     async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[Posted]) -> bytes:
         """The answers of all parts as one. Raises ConnectFailed."""
         attempts = await self._answers_to(posted)
-        self._timeouts = lane.timeouts = 0
+        self._failures = lane.failures = 0
         outcome.answered_ns = max(attempt.answered_ns for attempt in attempts)
         answers = [attempt.answer for attempt in attempts]
         return merged(self.translator.ids, outcome.step, answers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kdissect.errors import EnvironmentFailed
@@ -106,24 +107,29 @@ class Target:
         """Ask a node over a connection that stays open, and return the body of its answer.
 
         body: of the request; fields that the version lacks are left out. node_id: None asks the
-        address that the user gave. last: no later version is used. Raises ConnectFailed.
+        address that the user gave, or another node if that does not answer. last: no later version
+        is used. limit_s: for each of them. Raises ConnectFailed.
         """
         version, api = self.version(api_key, last), catalog.api(api_key)
         if version is None:
             raise ConnectFailed("unreachable", f"the target speaks no {api.name} that is used here")
         known = layout(api.request, version).by_name
         fields = {name: value for name, value in body.items() if name in known}
-        where = self.address(node_id)
-        opening = self._opening.setdefault(where, asyncio.Lock())
-        try:
-            async with asyncio.timeout(limit_s + self.access.connect_timeout):
-                async with opening:
-                    link = self._links.get(where)
-                    if link is None or link.lost is not None:
-                        link = self._links[where] = await connect(*where, self.access)
-                return (await link.ask(request(api_key, version, fields))).body
-        except TimeoutError:
-            raise ConnectFailed("timeout", f"{api.name} was not answered") from None
+        others = self.cluster.several if node_id is None else ()
+        for where in dict.fromkeys(map(self.address, (node_id, *others))):
+            opening = self._opening.setdefault(where, asyncio.Lock())
+            try:
+                async with asyncio.timeout(limit_s + self.access.connect_timeout):
+                    async with opening:
+                        link = self._links.get(where)
+                        if link is None or link.lost is not None:
+                            link = self._links[where] = await connect(*where, self.access)
+                    return (await link.ask(request(api_key, version, fields))).body
+            except ConnectFailed as error:
+                failed = error
+            except TimeoutError:
+                failed = ConnectFailed("timeout", f"{api.name} was not answered")
+        raise failed
 
     async def probe(self) -> None:
         """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
@@ -150,6 +156,13 @@ class Target:
             word in str(error) for word in words
         )
         return f"; does this port want {wanted}?" if is_mute and wanted else ""
+
+    async def is_gone(self) -> bool:
+        """Return whether no node answers."""
+        with suppress(ConnectFailed):
+            await self.ask(ApiKey.API_VERSIONS, {}, last=0, limit_s=0.0)
+            return False
+        return True
 
     async def ask_versions(self, node_id: int | None = None) -> Body:
         """The body of the response to ApiVersions, with features if the target has them. Raises

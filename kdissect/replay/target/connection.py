@@ -293,7 +293,7 @@ Links = dict[int | None, Link]
 class Connections:
     """The connections of a run to its target.
 
-    address: of a node. now: the run's clock. opened: all of them. live: those that are open.
+    address: of a node. now: the run's clock. opened: all of them.
     reconnects: connections that were opened again.
     """
 
@@ -307,10 +307,6 @@ class Connections:
         self._slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self.opened: list[Link] = []
         self.reconnects = 0
-
-    @property
-    def live(self) -> list[Link]:
-        return [link for link in self.opened if link.lost is None]
 
     async def of(self, links: Links, node_id: int | None) -> Link:
         """The connection of `links` to a node, opened or logged in again if it has to be.
@@ -328,15 +324,16 @@ class Connections:
         return link
 
     async def _open(self, node_id: int | None) -> Link:
-        """Try for a while."""
+        """Try for a while, but begin no try after the time limit of one connection."""
         host, port = self._address(node_id)
-        pauses = list(RECONNECT_PAUSES_S)
+        pauses, end_s = list(RECONNECT_PAUSES_S), time.monotonic() + self._access.connect_timeout
         while True:
             try:
                 async with self._slots:
                     return await connect(host, port, self._access, self._now)
             except ConnectFailed as error:
-                if error.kind in ("tls", "login") or not pauses:
+                is_late = not pauses or time.monotonic() + pauses[0] >= end_s
+                if error.kind in ("tls", "login") or is_late:
                     reason = f"no connection to {host}:{port}: {error}"
                     raise ConnectFailed(error.kind, reason) from None
                 await asyncio.sleep(pauses.pop(0))

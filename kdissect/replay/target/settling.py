@@ -154,8 +154,7 @@ class SettlingWaits:
         await within(self._patience.limit_s, self._look_up(step))
 
     async def _look_up(self, step: Step) -> None:
-        if names := step.named("topic"):
-            await self._target.learn_metadata([self._ids.topic(name) for name in names])
+        await self._target.learn_metadata([self._ids.topic(name) for name in step.named("topic")])
         for key in coordinators_of(self._ids, step):
             await self._target.coordinator(*key, wait_s=0.0)
 

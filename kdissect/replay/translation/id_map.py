@@ -148,8 +148,9 @@ class IdMap:
 class TargetCluster:
     """A target as it tells of itself: in its answers to the workload, and to `target.cluster`.
 
-    ranges: API key -> first and last version that it takes. nodes: node id -> address. topics: with
-    their number of partitions, 0 of one that was just made. names: of topics that are gone, too.
+    ranges: API key -> first and last version that it takes. nodes: node id -> address. gone: nodes
+    that the last Metadata does not list. topics: with their number of partitions, 0 of one that was
+    just made. names: of topics that are gone, too.
     leaders: (topic, partition) -> (node id, leader epoch). coordinators: (key type of
     FindCoordinator, group or transactional id) -> node id.
     """
@@ -158,6 +159,7 @@ class TargetCluster:
     controller_id: int | None = None
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     topics: dict[str, int] = field(default_factory=dict)
     topic_ids: dict[str, UUID] = field(default_factory=dict)
     names: dict[UUID, str] = field(default_factory=dict)
@@ -167,12 +169,16 @@ class TargetCluster:
     @property
     def several(self) -> dict[int, tuple[str, int]]:
         """The nodes among which requests have to choose: none if there is only one."""
+        if self.gone:
+            return {each: at for each, at in self.nodes.items() if each not in self.gone}
         return self.nodes if len(self.nodes) > 1 else {}
 
     def learn_metadata(self, body: Body) -> None:
         """A response of the target to Metadata, DescribeTopicPartitions or CreateTopics."""
-        for broker in entries(body.get("brokers")):
-            self.nodes[broker["node_id"]] = broker["host"], broker["port"]
+        if brokers := {each["node_id"]: each for each in entries(body.get("brokers"))}:
+            self.nodes |= {node: (each["host"], each["port"]) for node, each in brokers.items()}
+            self.gone = self.nodes.keys() - brokers.keys()
+        self.controller_id = body.get("controller_id", self.controller_id)
         for topic in entries(body.get("topics")):
             name, topic_id = topic.get("name"), topic.get("topic_id", ZERO_UUID)
             if not name:
@@ -196,7 +202,6 @@ class TargetCluster:
         for name in self.topics.keys() - listed:
             self.forget_topic(name)
         self.cluster_id = body.get("cluster_id", self.cluster_id)
-        self.controller_id = body.get("controller_id", self.controller_id)
         self.learn_metadata(body)
 
     def forget_topic(self, name: str) -> None:

@@ -8,6 +8,7 @@ merged into one before anything reads them. A frame is cut after its ids have be
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -35,6 +36,11 @@ _BY_COORDINATOR = apis(
     "DescribeGroups DeleteGroups OffsetFetch ConsumerGroupDescribe ShareGroupDescribe "
     "StreamsGroupDescribe DescribeShareGroupOffsets DescribeTransactions"
 )
+# Admin clients send these to the controller, and a broker with ZooKeeper refuses them if it is not.
+_BY_CONTROLLER = apis(
+    "CreateTopics DeleteTopics CreatePartitions ElectLeaders AlterPartitionReassignments "
+    "ListPartitionReassignments AlterClientQuotas AlterUserScramCredentials UpdateFeatures"
+)
 # The arrays that are cut: of topics, and of structs or plain names of groups and transactions.
 _TOPICS = ("topic_data", "topics")
 _NAMED = ("groups", "groups_names", "group_ids", "transactional_ids")
@@ -61,18 +67,23 @@ def coordinators_of_plan(ids: IdMap) -> list[tuple[int, str]]:
 
 
 def node_of(ids: IdMap, step: Step) -> int | None:
-    """The node of the first partition, group or transaction of a request, or else the counterpart
-    of its captured broker. None: the address that the user gave."""
-    if not ids.target.several:
+    """The controller, or the node of a request's first partition, group or transaction, or else the
+    counterpart of its captured broker. None: the address that the user gave."""
+    nodes = ids.target.several
+    if not nodes:
         return None
-    if step.exchange.api_key in _BY_LEADER:
+    owners: Iterable[int | None]
+    if step.exchange.api_key in _BY_CONTROLLER:
+        owners = [ids.target.controller_id]
+    elif step.exchange.api_key in _BY_LEADER:
         logs = (resource[1:] for resource, _ in step.accesses if resource[0] == "log")
         owners = (_leader(ids, ids.topic(name), number) for name, number in logs)
     else:
         owners = (ids.target.coordinators.get(key) for key in coordinators_of(ids, step))
     captured = ids.plan.workload.connections[step.connection].node_id
     counterpart = None if captured is None else ids.node(captured)
-    return next((each for each in (*owners, counterpart) if each in ids.target.several), None)
+    default = next(iter(nodes)) if ids.target.gone else None
+    return next((each for each in (*owners, counterpart) if each in nodes), default)
 
 
 def _leader(ids: IdMap, topic: str, partition: int) -> int | None:

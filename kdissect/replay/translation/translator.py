@@ -133,6 +133,8 @@ class Translator:
         """No answer to a step came, or it was not sent."""
         if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
             learning.produced(self.ids, step, *messages.bodies(step.exchange), {})
+        if step.exchange.api_key == ApiKey.FETCH:  # the captured session goes on all the same
+            self.ids.sessions.after(self.ids.broker(step), *messages.bodies(step.exchange))
 
     # -- members of groups, for requests of the replay's own --------------------------------------
 

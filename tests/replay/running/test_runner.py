@@ -5,24 +5,32 @@ import math
 import socket
 import struct
 import threading
+import time
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import NOT_WAITED, Runner, RunResult
 from kdissect.replay.target import connection as connections
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, ConnectFailed, connect
+from kdissect.replay.translation.translator import Translator
+from tests.builders.workloads import exchange, produce, produced
 from tests.replay.made import (
     API_VERSIONS,
     HEARTBEAT,
+    METADATA,
+    Answer,
     Counting,
     FakeBroker,
     PlanMaker,
+    answering,
     empty_answer,
+    translated,
     verdict_of,
 )
 
@@ -34,12 +42,13 @@ def play(
     server: FakeBroker,
     pace: Pace = MAX,
     translator: Counting | None = None,
+    access: Access | None = None,
     **options: Any,
 ) -> tuple[RunResult, Counting]:
     said = translator or Counting()
 
     async def run() -> RunResult:
-        target = Target("127.0.0.1", server.port)
+        target = Target("127.0.0.1", server.port, access or Access())
         runner = Runner(maker.plan(), said, target, pace, **options)
         return await asyncio.wait_for(runner.run(), 120)
 
@@ -52,23 +61,33 @@ def verdicts(result: RunResult) -> list[str]:
 
 
 def play_on_nodes(
-    maker: PlanMaker, servers: list[FakeBroker], translator: Counting, **options: Any
+    maker: PlanMaker,
+    servers: list[FakeBroker],
+    translator: Translator,
+    closed: FakeBroker | None = None,
+    **options: Any,
 ) -> RunResult:
-    """Each server is a node of the target, all of them run while this does. The steps of a
-    connection go to the node of its number, or to the last one."""
+    """Each server is a node of the target, all but the closed one run while this does. The steps of
+    a connection go to the node of its number, or to the last one."""
     for connection in maker.connections:
         connection.node_id = min(connection.connection_id, len(servers) - 1)
 
     async def run() -> RunResult:
         nodes = {number: ("127.0.0.1", server.port) for number, server in enumerate(servers)}
         translator.ids.target.nodes |= nodes
-        target = Target("127.0.0.1", servers[0].port, cluster=translator.ids.target)
+        versions = {METADATA: (0, 9), API_VERSIONS: (0, 3)}
+        first = servers[0].port
+        target = Target("127.0.0.1", first, cluster=translator.ids.target, versions=versions)
         runner = Runner(maker.plan(), translator, target, MAX, **options)
         return await asyncio.wait_for(runner.run(), 120)
 
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(server.running())
+        if closed is not None:
+            closed.close()
+            while closed._server and closed._server.is_serving():
+                time.sleep(0.01)
         return asyncio.run(run())
 
 
@@ -146,9 +165,9 @@ def test_a_target_that_stalls_ends_the_run(maker: PlanMaker) -> None:
     for number in range(60):
         maker.add(number % 10)
     server = FakeBroker(lambda number, frame: 600.0)
-    result, _ = play(maker, server, answer_timeout_s=0.5)
-    assert server.connections == 10  # none is opened again
-    assert "stopped answering" in result.ended
+    result, _ = play(maker, server, access=Access(connect_timeout=1.0), answer_timeout_s=0.5)
+    assert server.connections == 11  # none is opened again, but one asks whether it is there
+    assert result.ended == "the target is gone (no answer within 0.5 s)"
     assert sum("no answer within" in outcome.error for outcome in result.outcomes) <= 10
     assert len(result.outcomes) == 60
     assert all(outcome.error for outcome in result.outcomes)
@@ -293,6 +312,98 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
     assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
 
 
+def listing(listed: list[FakeBroker]) -> Answer:
+    """Metadata has the servers that are listed by then as nodes 0, 1 and so on."""
+
+    def body_of(api_key: int, _: dict[str, Any]) -> dict[str, Any] | None:
+        nodes = enumerate(each.port for each in listed)
+        brokers = [{"node_id": node, "host": "127.0.0.1", "port": port} for node, port in nodes]
+        return {"brokers": brokers} if api_key == METADATA else None
+
+    return answering(body_of)
+
+
+def test_requests_leave_a_node_that_is_gone(
+    maker: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata does not list it any more: they go to a node that is there."""
+    monkeypatch.setattr(connections, "RECONNECT_PAUSES_S", (0.01,))
+    before: tuple[int, ...] = ()
+    for connection in (0, 1, 1, 1):
+        before = (maker.add(connection, after=before),)
+    listed: list[FakeBroker] = []
+    there, gone = FakeBroker(listing(listed)), FakeBroker()
+    listed.append(there)
+    result = play_on_nodes(maker, [there, gone], Counting(maker), closed=gone)
+    assert verdicts(result) == ["answered"] * 4
+    assert not result.ended
+
+
+def test_a_run_goes_on_while_a_node_answers(
+    maker: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no connection to it is open. Metadata still lists the node that cannot be reached:
+    its captured connection is given up after three requests."""
+    monkeypatch.setattr(connections, "RECONNECT_PAUSES_S", (0.01,))
+    before: tuple[int, ...] = ()
+    for connection in (1, 1, 1, 1, 0):
+        before = (maker.add(connection, after=before),)
+    listed: list[FakeBroker] = []
+    there, gone = FakeBroker(listing(listed)), FakeBroker()
+    listed += [there, gone]
+    result = play_on_nodes(maker, [there, gone], Counting(maker), closed=gone)
+    assert verdicts(result) == [*["failed"] * 4, "answered"]
+    errors = [outcome.error.partition(" to ")[0] for outcome in result.outcomes]
+    given_up = "not sent: requests before it on this connection failed"
+    assert errors == [*["no connection"] * 3, given_up, ""]
+    assert not result.ended
+
+
+def test_a_request_for_two_nodes_is_sent_to_both_or_to_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Produce of which one node is gone is not written to the other: it counts as not sent."""
+    monkeypatch.setattr(connections, "RECONNECT_PAUSES_S", (0.01,))
+    translator, [step] = translated(exchange(0, produce(0, 1), 0, 1, produced(0, 0, 1, 0)))
+    parts = [{"partition_index": each, "leader_id": each} for each in (0, 1)]
+    topics = [{"name": "t", "error_code": 0, "partitions": parts}]
+    translator.ids.target.learn_metadata({"topics": topics})
+    seen: list[int] = []
+
+    def answer(number: int, frame: bytes) -> Any:
+        seen.append(int.from_bytes(frame[:2], "big"))
+        return 0.0
+
+    there, gone = FakeBroker(answer), FakeBroker()
+    made = PlanMaker()
+    made.connections, made.steps = translator.ids.plan.workload.connections, [step]
+    result = play_on_nodes(made, [there, gone], translator, closed=gone)
+    assert result.outcomes[0].error.startswith("no connection")
+    assert result.outcomes[0].sent is None
+    assert ApiKey.METADATA in seen
+    assert ApiKey.PRODUCE not in seen
+
+
+def test_a_connection_is_tried_for_as_long_as_one_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is down refuses each try only after seconds."""
+    tries = []
+
+    async def refuse(*where: Any) -> None:
+        tries.append(where)
+        await asyncio.sleep(0.2)
+        raise ConnectFailed("unreachable", "no route to host")
+
+    monkeypatch.setattr(connections, "connect", refuse)
+
+    async def run() -> None:
+        made = connections.Connections(lambda node: ("h", 1), Access(connect_timeout=0.5), int)
+        with pytest.raises(ConnectFailed, match="no connection to h:1: no route to host"):
+            await made.of({}, None)
+
+    asyncio.run(run())
+    assert len(tries) <= 2
+
+
 def test_nothing_is_sent_after_an_interrupt(maker: PlanMaker) -> None:
     """After it is cancelled nothing is sent; finished steps stay, others are not reached."""
     for number in range(10):
@@ -350,6 +461,17 @@ def test_a_fence_after_a_request_without_response(maker: PlanMaker) -> None:
     assert verdicts(result)[1:] == ["answered", "answered"]
     assert not result.outcomes[0].error
     assert result.outcomes[0].answer is None
+
+
+def test_a_refused_request_without_response(maker: PlanMaker) -> None:
+    """A broker that refuses a Produce with acks=0 ends the connection. The captured one went on
+    after the first; nobody knows of the last."""
+    maker.add(0, after=(maker.add(0, expects_response=False),), expects_response=False)
+    refusing = FakeBroker(lambda _, frame: None if frame[1] == HEARTBEAT else 0.0)
+    result, _ = play(maker, refusing)
+    first, last = (outcome.error for outcome in result.outcomes)
+    assert first
+    assert not last
 
 
 def test_steps_of_a_connection_settle_in_order(maker: PlanMaker) -> None:

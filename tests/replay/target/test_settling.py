@@ -16,7 +16,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.source import gather_facts
 from tests.builders.messages import a_request, a_response
 from tests.builders.workloads import call, exchange, workload
-from tests.replay.made import METADATA, NODE, Answer, answering, with_target
+from tests.replay.made import METADATA, NODE, Answer, FakeBroker, answering, with_target
 from tests.replay.other_cluster import everything
 
 ONE, OTHER, THIRD = (("log", "t", number) for number in (1, 2, 3))
@@ -75,6 +75,25 @@ def test_all_parts_of_a_wait_share_its_time(body: dict[str, Any] | None) -> None
         assert patience.limit_s == SHORT_WAIT_S
 
     with_target(telling(ApiKey.LIST_TRANSACTIONS, body), settle)
+
+
+def test_the_controller_is_looked_up_again() -> None:
+    """After NOT_CONTROLLER, also for a request that names no topic; by another node if the address
+    of the target does not answer any more."""
+    plan = plan_of([call(ApiKey.ELECT_LEADERS, 1, 0, topic_partitions=None)])
+    there: FakeBroker
+
+    async def settle(target: Target) -> None:
+        target.cluster.nodes |= {2: ("127.0.0.1", there.port), 3: ("127.0.0.1", 1)}
+        target.close()
+        target.port = 1
+        ids = IdMap(plan, target=target.cluster)
+        await SettlingWaits(target, ids, Patience()).look_up(plan.steps[0])
+        assert target.cluster.controller_id == 2
+
+    of_second = answering(lambda api_key, _: {"controller_id": 2} if api_key == METADATA else None)
+    with FakeBroker(of_second).running() as there:
+        with_target(None, settle)
 
 
 def test_a_group_that_keeps_its_members_is_awaited_once() -> None:

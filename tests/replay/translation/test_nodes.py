@@ -71,6 +71,24 @@ def test_requests_go_to_the_leader_and_the_coordinator() -> None:
     assert node_of(t.ids, first) is None
 
 
+def test_requests_to_the_controller_follow_it() -> None:
+    """A broker with ZooKeeper that is not the controller answers NOT_CONTROLLER."""
+    t = world((a_request(ApiKey.CREATE_TOPICS, 4, topics=[]), None))
+    for controller in (2, 1):
+        t.ids.target.learn_metadata({"controller_id": controller})
+        assert node_of(t.ids, t.ids.plan.steps[0]) == controller
+
+
+def test_a_node_that_metadata_does_not_list_any_more() -> None:
+    """Its requests go to another node. It may come back."""
+    t = world((produce(1), None))
+    [step] = t.ids.plan.steps
+    for listed, node in (((1,), 1), ((1, 2), 2)):
+        brokers = [{"node_id": each, "host": "h", "port": 9000 + each} for each in listed]
+        t.ids.target.learn_metadata({"brokers": brokers})
+        assert node_of(t.ids, step) == node
+
+
 def test_each_leader_is_asked_for_its_own() -> None:
     """And one that leads all of them alone."""
     t = world((list_offsets(0, 1, 2), None), (list_offsets(2, 0), None))
@@ -144,6 +162,16 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
         [asked] = body["topics"][0]["partitions"]
         assert asked["partition"] == number
     assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 5]
+
+
+def test_a_session_goes_on_after_a_fetch_that_was_not_sent() -> None:
+    """The next Fetch asks for the partitions that the lost one named."""
+    t = world((session_fetch(0, 0, 0, 1), with_data(9, 0)), (session_fetch(9, 1), with_data(9, 1)))
+    t.failed(t.ids.plan.steps[0])
+    found = cut(t, 1)
+    assert {
+        node: body["topics"][0]["partitions"][0]["partition"] for node, body in found.items()
+    } == {1: 0, 2: 1}
 
 
 def test_a_fetch_of_an_earlier_session_asks_for_what_it_got() -> None:
