@@ -13,14 +13,16 @@ from tests.truth.rows import set_differences
 
 # Few and small kernels: what is tested is where their machine code is kept.
 SMALL = """
+import os
 import numpy as np
 from kdissect.capture import mapped_files
 import kdissect
 here = mapped_files.Sources([kdissect.__file__])
 rows = np.array([(3, 40, 0)], [("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
-print(here.gather(rows).tobytes() == open(kdissect.__file__, "rb").read()[3:43])
-print(kdissect.__file__)
-print(sum(mapped_files._locate.stats.cache_hits.values()))
+is_right = here.gather(rows).tobytes() == open(kdissect.__file__, "rb").read()[3:43]
+hits = sum(mapped_files._locate.stats.cache_hits.values())
+# in one write, since processes share the pipe
+os.write(1, f"{is_right}\\n{kdissect.__file__}\\n{hits}\\n".encode())
 """
 
 needs_mounts = pytest.mark.skipif(
