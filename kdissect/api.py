@@ -36,6 +36,7 @@ from kdissect.pipeline.table_set import (
     commit,
     dataset,
     read_manifest,
+    reading_arguments,
     staging,
     writing,
 )
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 Filter: TypeAlias = "pads.Expression | None"
 _LISTED_ROWS = 10
+_VERBS = ("show", "sql")  # of the commands of incidents
 
 
 class Table:
@@ -224,12 +226,18 @@ class Tables(Mapping[str, Table]):
     anomalies: Table
 
     def __init__(
-        self, tables: dict[str, Table], manifest: dict[str, Any], notes: Sequence[str] = ()
+        self,
+        tables: dict[str, Table],
+        manifest: dict[str, Any],
+        notes: Sequence[str] = (),
+        arguments: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """notes: messages of the run that made the tables, for the user."""
+        """notes: messages of the run that made the tables, for the user. arguments: of a
+        command that reads these tables, by verb."""
         self._tables = tables
         self.manifest = manifest
         self.notes = list(notes)
+        self.arguments = arguments or dict.fromkeys(_VERBS, ("CAPTURE",))
 
     @property
     def names(self) -> list[str]:
@@ -329,7 +337,7 @@ class Tables(Mapping[str, Table]):
         from kdissect.incidents import find_incidents
 
         with self._requests() as database:
-            return _in_memory("incidents", find_incidents(database))
+            return _in_memory("incidents", find_incidents(database, self.arguments))
 
     def inventory(self, since: Time | None = None) -> Table:
         """List the clients in the tables; returns one row for each client id at an address.
@@ -381,7 +389,7 @@ class Tables(Mapping[str, Table]):
         from kdissect.report import Options, build
 
         since_us = None if since is None else time_ns(since) // 1000
-        options = Options(target, since_us, self.manifest["totals"])
+        options = Options(target, since_us)
         return build(self, out, options, name=name, csv=csv)
 
     def diff(self, after: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
@@ -480,7 +488,7 @@ def selected(tables: Tables, selection: Selection) -> Tables:
         name: kept[name].num_rows if name in kept and name != "captures" else count
         for name, count in tables.manifest["totals"].items()
     }
-    return Tables(kept, {**tables.manifest, "totals": totals}, tables.notes)
+    return Tables(kept, {**tables.manifest, "totals": totals}, tables.notes, tables.arguments)
 
 
 def read(
@@ -533,7 +541,9 @@ def read(
         tables = sink.tables()
         manifest = new_manifest(plan, manifest_inputs(plan, summary.hashes), timings)
         manifest["totals"] |= {name: tables[name].num_rows for name in COUNTED_TABLES}
-    return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
+    made = {name: _in_memory(name, table) for name, table in tables.items()}
+    arguments = reading_arguments(paths_of(paths), manifest)
+    return Tables(made, manifest, arguments=dict.fromkeys(_VERBS, arguments))
 
 
 def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
@@ -554,7 +564,8 @@ def _opened(root: str, manifest: dict[str, Any], *, is_new: bool = False) -> Tab
     for name, entry in manifest["tables"].items():
         rows = partial(dataset, absolute(root), entry["files"])
         tables[name] = Table(name, rows if is_new else rows())
-    return Tables(tables, manifest)
+    shown = reading_arguments(capture_paths(manifest).values(), manifest)
+    return Tables(tables, manifest, arguments={"show": shown, "sql": [root]})
 
 
 def joined_sets(sets: Sequence[Tables]) -> Tables:
@@ -586,7 +597,9 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
         name: Table(name, partial(_united, [each[name] for each in sets if name in each]))
         for name in names
     }
-    return Tables(united, manifest, [note for tables in sets for note in tables.notes])
+    notes = [note for tables in sets for note in tables.notes]
+    arguments = {verb: [word for one in sets for word in one.arguments[verb]] for verb in _VERBS}
+    return Tables(united, manifest, notes, arguments)
 
 
 def _united(tables: Sequence[Table]) -> pads.Dataset:

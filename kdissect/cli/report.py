@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from kdissect.cli.incidents import incident_lines
 from kdissect.cli.inventory import InventoryOptions, write_inventory
@@ -35,11 +34,10 @@ def report_command(
     from kdissect.report import Options, build, check_options, name_of
 
     clients.check()
-    options = Options(target, clients.since_us, {})
+    options = Options(target, clients.since_us)
     check_options(out, options)
     with _progress(shown=not result.quiet and sys.stderr.isatty()) as progress:
         tables = open_selected(source, capture, selected)
-        options = replace(options, totals=tables.manifest["totals"])
         report = build(tables, out, options, name=name_of(source), csv=csv, progress=progress)
     changes: list[str] = []
     if clients.is_given:

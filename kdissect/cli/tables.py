@@ -77,15 +77,15 @@ def _lines(document: Row) -> Iterator[str]:
   kdissect sql tables/ "describe exchanges"
 """)
 def sql_command(
-    source: str,
+    source: list[str],
     capture: SourceOptions,
-    query: str | None = None,
     form: Format | None = None,
     out: str | None = None,
     memory_limit: str = "1GiB",
 ) -> None:
     """Query the tables with SQL: each is a view, exchanges, api_fetch, internal_offset_commit,
     ..."""
+    query = source.pop() if len(source) > 1 else None
     is_prompt = query is None and sys.stdin.isatty()
     if is_prompt and (out is not None or form is not None or not sys.stdout.isatty()):
         raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
@@ -98,7 +98,7 @@ def sql_command(
         raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
     if query is None or query == "-":
         query = "" if is_prompt else sys.stdin.read()
-    tables = open_source([source], capture)
+    tables = open_source(source, capture)
     say_notes(tables)
     with tables.database(memory_limit=memory_limit) as database:
         if is_prompt:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.incident import SEVERITIES, incident_table, json_rows
-from kdissect.incidents.kind import KINDS, QUERIES, make_table
+from kdissect.incidents.kind import KINDS, QUERIES, Arguments, make_table
 from kdissect.incidents.leader_changes import LEADERS
 from kdissect.incidents.produced_records import SENT
 from kdissect.sql import Database
@@ -28,11 +28,15 @@ _MODULES = (
 for _module in _MODULES:
     import_module(f"{__name__}.{_module}")
 
-__all__ = ["KINDS", "SEVERITIES", "find_incidents", "json_rows"]
+__all__ = ["KINDS", "SEVERITIES", "Arguments", "find_incidents", "json_rows"]
 
 
-def find_incidents(database: Database) -> pa.Table:
-    """Return the table `incidents` of a table set. database: with the tables of `make_requests`."""
+def find_incidents(database: Database, arguments: Arguments) -> pa.Table:
+    """Return the table `incidents` of a table set.
+
+    database: with the tables of `make_requests`. arguments: of a command that reads the set,
+    by verb.
+    """
     made: dict[str, bool] = {}
     make_table(database, made, "sent", SENT)
     make_table(database, made, "leaders", LEADERS)
@@ -40,5 +44,5 @@ def find_incidents(database: Database) -> pa.Table:
         database.run(f"CREATE TEMP MACRO {name}(value) AS {quantile(database, 'value', part)}")
     captures = database.rows("SELECT path FROM captures ORDER BY first_time, path")
     paths = [row["path"] for row in captures] or ["CAPTURE"]
-    found = [one for query in QUERIES for one in query.find(database, made, paths)]
+    found = [one for query in QUERIES for one in query.find(database, made, paths, arguments)]
     return incident_table(without_consequences(found))

@@ -186,7 +186,7 @@ _STEPS = f"""
     GROUP BY c.path, c.capture_id, direction ORDER BY direction, start, c.path
 """
 _TABLES = {"clock_jumps": _JUMPS}
-_FROM = "kdissect show {path} --from {start}"
+_FROM = "kdissect show {source} --from {start}"
 
 
 @kind("overview", WARN, "path", "exchanges", _STEPS, tables=_TABLES, command=_FROM)
@@ -259,7 +259,7 @@ _ANOMALIES = f"""
       USING (connection_id)
     HAVING start IS NOT NULL
 """
-_LIST = """kdissect sql {path} "from anomalies where severity = 'error'" """
+_LIST = """kdissect sql {source} "from anomalies where severity = 'error'" """
 
 
 @kind("anomalies", INFO, CAPTURES, _SERIOUS, _ANOMALIES, command=_LIST)

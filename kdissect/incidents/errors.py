@@ -50,7 +50,7 @@ FROM errors JOIN ended USING (api, code)
 WHERE code NOT IN ({codes(REFUSALS)}) AND {is_fault("api", "[code]")} GROUP BY ALL
 """
 _TABLES = {"api_errors": _ERRORS}
-_SHOW = "kdissect show {path} --api {api} --where 'list_contains(error_codes, {code})'"
+_SHOW = "kdissect show {source} --api {api} --where 'list_contains(error_codes, {code})'"
 _PASSED = f"""
 FROM api_errors WHERE is_passing AND coalesce(longest_ms >= {PASSING_MS}, true)
 ORDER BY start, api, code

@@ -16,7 +16,7 @@ REBALANCES_MIN, REBALANCES_PER_MEMBER = 6, 4
 # A stable group has no rebalance for minutes.
 LOOP_PAUSE_MS = 60_000
 _CAUSE_MAX = 160  # characters
-_SHOW = "kdissect show {path} --group {group_id}"
+_SHOW = "kdissect show {source} --group {group_id}"
 _EVENTS = "(SELECT * FROM group_events WHERE event IN ('join', 'leave', 'rebalance'))"
 # A row for each group with a member that left and joined again several times. Without such a
 # member, many more rebalances than the members' starts and ends explain count.

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 
 from kdissect.incidents.incident import SEVERITIES, Incident
 from kdissect.sql import Database
@@ -13,6 +14,7 @@ from kdissect.tables.schemas import Row
 from kdissect.text import shell_word
 
 Text = Callable[[Row], str]
+Arguments = Mapping[str, Sequence[str]]  # of commands that read the tables, by verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,12 @@ class Query:
     text: Text
 
     def find(
-        self, database: Database, made: dict[str, bool], paths: Sequence[str]
+        self, database: Database, made: dict[str, bool], paths: Sequence[str], arguments: Arguments
     ) -> Iterator[Incident]:
         """Yield the incidents that the evidence establishes.
 
-        made: the tables so far (`make_table`). paths: of the captures.
+        made: the tables so far (`make_table`). paths: of the captures. arguments: as for
+        `find_incidents`.
         """
         if not _has(database, self.signs) or not all(
             make_table(database, made, name, query) for name, query in self.tables.items()
@@ -46,7 +49,10 @@ class Query:
             f"FROM ({self.query})"
         ):
             connection_ids, lost_ms = row.get("connection_ids") or (), row.get("lost_ms")
-            command = self.command or (_FOLLOW if connection_ids else "")
+            command = self.command
+            if connection_ids and not command:
+                is_shown = _has(database, f"requests WHERE connection_id = {connection_ids[0]}")
+                command = _FOLLOW if is_shown else _LOOK
             yield Incident(
                 self.kind,
                 row["its_severity"],
@@ -59,7 +65,7 @@ class Query:
                 time_lost_ms=None if lost_ms is None else round(lost_ms, 6),
                 exchange_ids=list(dict.fromkeys(row.get("exchange_ids") or ())),
                 connection_ids=list(dict.fromkeys(connection_ids)),
-                next_command=_command(command, {"path": paths[0], **row}),
+                next_command=_command(command, arguments, row),
                 brokers=_parties(row, "broker"),
                 clients=_parties(row, "client"),
             )
@@ -68,8 +74,9 @@ class Query:
 KINDS: dict[str, str] = {}  # each kind, and the section of the report's page with its details
 QUERIES: list[Query] = []
 CAPTURES = "NULL"  # the subject of incidents of all captures
-# shows the first connection, so that the command stays short
-_FOLLOW = "kdissect show {path} --connection {connection_ids[0]}"
+# show the first connection, so that the command stays short; `show` has lines of exchanges only
+_FOLLOW = "kdissect show {source} --connection {connection_ids[0]}"
+_LOOK = 'kdissect sql {source} "from connections where connection_id = {connection_ids[0]}"'
 
 
 def kind(
@@ -93,9 +100,8 @@ def kind(
     query: selects `start`, `stop` and any of `requests`, `lost_ms`, `exchange_ids`,
     `connection_ids`, `broker` or `brokers`, and `client` or `clients`. tables: name -> query of
     each table that the query asks; they are made in this order (`make_table`), and if one is empty,
-    there is no such incident. command: has columns of the query, or `path` of the first capture, in
-    braces; without one, it shows the first connection. name: of the kind, if it has several
-    queries.
+    there is no such incident. command: has columns of the query in braces, and the word `{source}`;
+    without one, it shows the first connection. name: of the kind, if it has several queries.
     """
 
     def register(text: Text) -> Text:
@@ -128,13 +134,17 @@ def _has(database: Database, rows: str) -> bool:
     return bool(database.rows(f"SELECT 1 FROM {rows} LIMIT 1"))
 
 
-def _command(template: str, row: Row) -> str:
-    """Return a command, quoted for a shell. template: has columns of the row in braces."""
+def _command(template: str, arguments: Arguments, row: Row) -> str:
+    """Return a command, quoted for a shell. template: as `kind` describes it."""
     values = {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in row.items()
     }
-    return " ".join(shell_word(word.format_map(values)) for word in shlex.split(template))
+    split = shlex.split(template)
+    words = (
+        arguments[split[1]] if word == "{source}" else [word.format_map(values)] for word in split
+    )
+    return " ".join(map(shell_word, chain.from_iterable(words)))
 
 
 def _parties(row: Row, party: str) -> frozenset[str]:

@@ -230,7 +230,7 @@ _UNREACHED = f"""
     WHERE era = 0 AND back IS NULL AND is_advertised
       AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY start, broker
 """
-_SHOW = 'kdissect sql {path} "from brokers"'
+_SHOW = 'kdissect sql {source} "from brokers"'
 
 
 @kind(

@@ -228,7 +228,7 @@ _INEFFICIENT = f"""
 """
 _WRITES = "record_batches WHERE source = 'produce'"
 _SIZES = (
-    'kdissect sql {path} "select topic, codec, sum(size), avg(record_count) from record_batches '
+    'kdissect sql {source} "select topic, codec, sum(size), avg(record_count) from record_batches '
     "where source = 'produce' group by all order by 3 desc\""
 )
 

@@ -25,7 +25,7 @@ _SLOW_APIS = f"""
     GROUP BY ALL ORDER BY start, api
 """
 _SLOW = f"{_ANSWERS} WHERE service_ms > {API_SLOW_MS}"
-_SHOW_API = f"kdissect show {{path}} --api {{api}} --slow {API_SLOW_MS:.0f}ms"
+_SHOW_API = f"kdissect show {{source}} --api {{api}} --slow {API_SLOW_MS:.0f}ms"
 
 
 @kind("latency", INFO, "api", _SLOW, _SLOW_APIS, command=_SHOW_API)
@@ -66,7 +66,7 @@ _SLOW_CLIENTS = f"""
     ORDER BY start, api, client
 """
 _SLOWER = f"{_ANSWERS} WHERE service_ms > {CLIENT_SLOW_MS}"
-_SHOW_CLIENT = "kdissect show {path} --api {api} --client {client_id} --slow {usual_p95:.0f}ms"
+_SHOW_CLIENT = "kdissect show {source} --api {api} --client {client_id} --slow {usual_p95:.0f}ms"
 
 
 @kind("latency", INFO, "client", _SLOWER, _SLOW_CLIENTS, command=_SHOW_CLIENT)

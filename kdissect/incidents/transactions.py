@@ -104,7 +104,7 @@ _UNCOMMITTED = f"""
 _PRODUCERS = """coalesce(nullif(most, ''), '(none)')
   || if(producers > 1, ' and ' || format('{:,}', producers - 1) || ' more', '')"""
 _SIGNS = "transactions where outcome <> 'commit'"
-_LIST = f'kdissect sql {{path}} "from {_SIGNS}"'
+_LIST = f'kdissect sql {{source}} "from {_SIGNS}"'
 
 
 @kind("transactions", INFO, _PRODUCERS, _SIGNS, _UNCOMMITTED, command=_LIST)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -257,6 +257,16 @@ def _faults(value: object, shape: Any, place: str) -> Iterator[str]:
             yield from _faults(element, shape[0], f"{place}[{number}]")
     elif isinstance(shape, dict | list) or not isinstance(value, shape):
         yield place
+
+
+def reading_arguments(paths: Iterable[str], manifest: dict[str, Any]) -> list[str]:
+    """The arguments of a command that reads captures with the options of a manifest."""
+    options = manifest["options"]
+    given = {"--port": options["ports"], "--keylog": options["keylog"]}
+    words = [
+        str(word) for option, values in given.items() for one in values for word in (option, one)
+    ]
+    return [*paths, *words]
 
 
 def capture_paths(manifest: dict[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from kdissect import __version__
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import OutputError
-from kdissect.incidents import find_incidents, json_rows
+from kdissect.incidents import Arguments, find_incidents, json_rows
 from kdissect.protocol.releases import find_release
 from kdissect.report import page
 from kdissect.report.document import LISTS, Document, Options, Section
@@ -100,6 +100,7 @@ def build(
     progress: called with the name of each step, and the share of the work done so far (0 to 1).
     """
     check_options(out, options)
+    options = replace(options, totals=tables.manifest["totals"], arguments=tables.arguments)
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
@@ -164,7 +165,7 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
         traffic.prepare(database)
         errors.prepare(database)
     with logged_step("incidents"):
-        incidents = _incidents(database)
+        incidents = _incidents(database, options.arguments)
     document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
     for number, (name, (collect_part, _)) in enumerate(_SECTIONS.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(_SECTIONS)))
@@ -175,9 +176,9 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
     return document
 
 
-def _incidents(database: Database) -> list[Row]:
+def _incidents(database: Database, arguments: Arguments) -> list[Row]:
     """Return the incidents as JSON has them, each with its `cost` in words and its first packet."""
-    rows = json_rows(find_incidents(database))
+    rows = json_rows(find_incidents(database, arguments))
     ids = {row["evidence"]["exchange_ids"][0] for row in rows if row["evidence"]["exchange_ids"]}
     packets = {
         str(row["exchange_id"]): row["packet"]

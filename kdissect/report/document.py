@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from kdissect.charts import Chart
+from kdissect.incidents import Arguments
 from kdissect.sql import Database
 from kdissect.tables.schemas import DERIVED_TABLES, FIXED_TABLES, Row, meaning_of
 
@@ -29,11 +30,13 @@ class Options:
 
     target: a release of Kafka that clients have to work with. since_us: a time in microseconds
     since 1970; clients are compared before and after. totals: of the table set's manifest.
+    arguments: of a command that reads the set, by verb. `build` takes both from the set.
     """
 
     target: str
     since_us: int | None
-    totals: Mapping[str, int]
+    totals: Mapping[str, int] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
 
 
 # Lists with a CSV file -> their rows. The document has the first of them, in the same order.

@@ -1,11 +1,14 @@
 """`kdissect incidents`: its lines, its JSON document and its exit codes."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+import kdissect
 from tests.builders.tables import connection, exchange, tables
+from tests.conftest import ROOT
 from tests.console import run_here
 
 REFUSED = {
@@ -14,6 +17,7 @@ REFUSED = {
     "error_name": "SASL_AUTHENTICATION_FAILED",
     "error_codes": [58],
 }
+WITHOUT_EXCHANGES = ("incidents/certificate_expired.pcap.gz", "incidents/tls_to_plaintext.pcap.gz")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,35 @@ def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) ->
     """A kind, or a severity and above, gives exit code 1."""
     text = run_here(f'kdissect incidents tables -q {options}; echo "exit $?"', folder)
     assert text == f"exit {code}\n"
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_commands_show_the_incidents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set: bool
+) -> None:
+    """They read all captures, with the key log and the port, or the set.
+
+    Of a connection without exchanges they show its row.
+    """
+    monkeypatch.chdir(ROOT)
+    names = ("java_2_0_1.pcap", "incidents/port_refuses.pcap.gz", *WITHOUT_EXCHANGES)
+    paths = [f"captures/{name}" for name in names]
+    key_log = "captures/tls13.keylog"
+    read = {*paths, "--port", "9092", "--keylog", key_log}
+    source = " ".join([*paths, "--port 9092 --keylog", key_log])
+    if is_set:
+        source = str(tmp_path / "tables")
+        kdissect.read(paths, ports=9092, keylog=key_log).write(source)
+    found = run_here(f"kdissect incidents {source}", ROOT).splitlines()
+    commands = [line[8:] for line in found if line.startswith("      $ ")]
+    for command in commands:
+        is_query = command.startswith("kdissect sql ")
+        assert ({source} if is_set and is_query else read) < set(shlex.split(command))
+        shown = [line for line in run_here(command, ROOT).splitlines() if line[:9] != "kdissect:"]
+        assert len(shown) > (2 if is_query else 0), command
+    assert any("kdissect show" in command for command in commands)
+    looks = [command for command in commands if " 'from connections where " in command]
+    assert len(looks) == len(WITHOUT_EXCHANGES)
 
 
 def test_sql_queries_the_incidents(folder: Path) -> None:

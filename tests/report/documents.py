@@ -9,7 +9,9 @@ from kdissect.report import Options, collect
 from kdissect.sql import Database
 from kdissect.sql.requests import make_requests
 
-OPTIONS = Options("4.0", None, {"packets": 0, "bytes": 0})
+OPTIONS = Options(
+    "4.0", None, {"packets": 0, "bytes": 0}, dict.fromkeys(("show", "sql"), ("CAPTURE",))
+)
 
 
 @contextmanager

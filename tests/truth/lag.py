@@ -152,7 +152,7 @@ def lag_rows(tables: Tables) -> dict[Commit, dict[str, Any]]:
         make_requests(database)
         traffic.prepare(database)
         errors.prepare(database)
-        if lag.collect(database, Options("4.0", None, {})) is None:
+        if lag.collect(database, Options("4.0", None)) is None:
             return {}
         rows = database.rows("SELECT * FROM lag")
     return {(row["group_id"], row["topic"], row["partition"]): row for row in rows}
