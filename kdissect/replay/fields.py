@@ -233,25 +233,26 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"{text!r} is no regular expression: {error}") from None
 
 
-def _listed(values: Any, of: type = object) -> list[Any]:
-    if not isinstance(values, list) or not all(isinstance(each, of) for each in values):
-        raise ValueError(f"{values!r} is no list of {'values' if of is object else 'texts'}")
-    return values
+def _names(given: Any) -> tuple[str, ...]:
+    names = tuple(given) if isinstance(given, list) else (given,)
+    if not all(isinstance(each, str) for each in names):
+        raise ValueError(f"{given!r} is no text, and no list of texts")
+    return names
 
 
 def _texts(values: Any) -> frozenset[str]:
-    return frozenset(map(told, _listed(values)))
+    return frozenset(map(told, values if isinstance(values, list) else [values]))
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "kind": _kind,
-    "path": lambda path: (path,) if isinstance(path, str) else tuple(_listed(path, str)),
-    "apis": lambda names: frozenset(catalog.api(name).name for name in _listed(names, str)),
+    "path": _names,
+    "apis": lambda names: frozenset(catalog.api(name).name for name in _names(names)),
     "captured": _texts,
     "answered": _texts,
     "keys": _texts,
     "where": lambda where: tuple((name, _pattern(text)) for name, text in where.items()),
-    "key": lambda places: tuple(tuple(each.split("|")) for each in _listed(places, str)),
+    "key": lambda places: tuple(tuple(each.split("|")) for each in _names(places)),
     "absolute": float,
     "relative": float,
     "since": lambda releases: tuple(map(release_number, releases)),

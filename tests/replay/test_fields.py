@@ -72,8 +72,8 @@ def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
         ("[[rule]]\nname='a'\nkind='equal-modulo'\npath='x'", "missing"),
         ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\napis=['Fetsh']", "did you mean"),
         ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\nwhere={a='('}", "no regular expression"),
-        ("[[rule]]\nname='a'\nkind='ignore'\npath=[1]", "[1] is no list of texts"),
-        ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\ncaptured='12'", "'12' is no list"),
+        ("[[rule]]\nname='a'\nkind='ignore'\npath=[1]", "[1] is no text, and no list of texts"),
+        ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\napis=5", "5 is no text"),
         ("[[rule]]\nname=5\nkind='ignore'\npath='x'", "name = 5 is no str"),
         ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\nracing='no'", "racing = 'no' is no bool"),
         ("[rule]\nname='a'", "each rule begins with the line [[rule]]"),
@@ -88,6 +88,13 @@ def test_wrong_rules_are_refused(text: str, says: str) -> None:
     with pytest.raises(fields.RuleError, match=re.escape(says)) as caught:
         fields.parse_rules(text, "mine.toml")
     assert "mine.toml" in str(caught.value)
+
+
+def test_one_value_needs_no_list() -> None:
+    """Of the fields of a rule that have lists."""
+    text = "[[rule]]\nname='a'\nkind='equal-modulo'\npath='x'\napis='Fetch'\ncaptured='12'"
+    [rule] = fields.parse_rules(text, "mine.toml")
+    assert (rule.path, rule.apis, rule.captured) == (("x",), {"Fetch"}, {"12"})
 
 
 def test_paths_of_rules() -> None:

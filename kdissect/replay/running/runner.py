@@ -19,12 +19,14 @@ time ends its connection. Only a target of which no node answers any more ends t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from kdissect.errors import Error
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.judge import RunFacts
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace, schedule
@@ -33,13 +35,12 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import (
     ConnectFailed,
     Connections,
-    Link,
     LinkRecord,
     Links,
     Posted,
     allow_many_files,
 )
-from kdissect.replay.target.settling import Patience, SettlingWaits
+from kdissect.replay.target.settling import Patience, SettlingWaits, within
 from kdissect.replay.translation.nodes import merged, node_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import BLOCKING_APIS
@@ -47,9 +48,7 @@ from kdissect.text import plural
 
 PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
-# Connections and answers that fail in a row before a captured connection is given up, and before
-# the run makes sure that a node answers.
-FAILURES_MAX = 3
+FAILURES_MAX = 3  # in a row, before the rest of a captured connection is given up
 _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no client id
 NOT_WAITED = "the replay did not wait longer for the answer"
 GRACE_S = 1.0
@@ -140,7 +139,6 @@ class Runner:
         self._waits = SettlingWaits(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._open: dict[asyncio.Task[None], Outcome] = {}
-        self._failures = 0
         self._over = asyncio.Event()
         self._began_ns = 0
 
@@ -332,18 +330,13 @@ class Runner:
             if not step.expects_response:
                 # brokers take the requests of a connection in order: with the answer to this one
                 # the step is done
-                link.record.attempts.append(link.send(part))
+                link.send(part)
                 part = _FENCE
-            posted.append(self._post(link, part, limit_s))
+            posted.append(link.post(part, limit_s))
         outcome.sent, outcome.sent_ns = frame, posted[0].attempt.sent_ns
         outcome.node_id = parts[0][0] if len(parts) == 1 else None
         outcome.api_version = self.translator.ids.api_version(step)
         outcome.dropped = self.translator.dropped.get(step.number, ())
-        return posted
-
-    def _post(self, link: Link, frame: bytes, limit_s: float) -> Posted:
-        posted = link.post(frame, limit_s)
-        link.record.attempts.append(posted.attempt)
         return posted
 
     async def _answers_to(self, posted: Sequence[Posted]) -> list[Attempt]:
@@ -358,7 +351,7 @@ class Runner:
         It is part of a wait for the target, and so may take no longer than such a wait.
         """
         link = await self._connections.of(links, node_id)
-        return (await self._answers_to([self._post(link, frame, self._patience.limit_s)]))[0]
+        return (await self._answers_to([link.post(frame, self._patience.limit_s)]))[0]
 
     async def _finish(
         self,
@@ -388,9 +381,8 @@ class Runner:
             outcome.error = str(error)
             if failed is not None or error.kind == "timeout":
                 lane.failures += 1
-                self._failures += 1
-                is_suspect = failed is not None or self._failures >= FAILURES_MAX
-                if is_suspect and await self.target.is_gone():
+                asked = self.target.ask(ApiKey.API_VERSIONS, {}, last=0, limit_s=0.0)
+                if not await within(math.inf, asked):
                     self._stop(f"the target is gone ({error})")
         if outcome.error or outcome.skipped is not None:
             self.translator.failed(step)
@@ -423,7 +415,7 @@ class Runner:
     async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[Posted]) -> bytes:
         """The answers of all parts as one. Raises ConnectFailed."""
         attempts = await self._answers_to(posted)
-        self._failures = lane.failures = 0
+        lane.failures = 0
         outcome.answered_ns = max(attempt.answered_ns for attempt in attempts)
         answers = [attempt.answer for attempt in attempts]
         return merged(self.translator.ids, outcome.step, answers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kdissect.errors import EnvironmentFailed
@@ -156,13 +155,6 @@ class Target:
             word in str(error) for word in words
         )
         return f"; does this port want {wanted}?" if is_mute and wanted else ""
-
-    async def is_gone(self) -> bool:
-        """Return whether no node answers."""
-        with suppress(ConnectFailed):
-            await self.ask(ApiKey.API_VERSIONS, {}, last=0, limit_s=0.0)
-            return False
-        return True
 
     async def ask_versions(self, node_id: int | None = None) -> Body:
         """The body of the response to ApiVersions, with features if the target has them. Raises

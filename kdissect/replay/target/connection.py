@@ -142,7 +142,8 @@ class Link:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = frame[:4] + self._correlation_id.to_bytes(4, "big") + frame[8:]
         self._writer.write(_SIZE.pack(len(frame)) + frame)
-        return Attempt(frame, self._now())
+        self.record.attempts.append(Attempt(frame, self._now()))
+        return self.record.attempts[-1]
 
     def post(self, frame: bytes, limit_s: float = math.inf) -> Posted:
         """Send a request that is to be answered.
@@ -199,6 +200,8 @@ class Link:
     async def ask(self, message: Message) -> Message:
         """Send one message of our own and wait for its answer. Raises ConnectFailed."""
         attempt, answered = self.post(encode_message(message))
+        # it may hold a password, and is no request of a run
+        self.record.attempts = [each for each in self.record.attempts if each is not attempt]
         await answered
         try:
             key, version = message.api_key, message.api_version

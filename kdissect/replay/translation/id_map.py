@@ -169,9 +169,8 @@ class TargetCluster:
     @property
     def several(self) -> dict[int, tuple[str, int]]:
         """The nodes among which requests have to choose: none if there is only one."""
-        if self.gone:
-            return {each: at for each, at in self.nodes.items() if each not in self.gone}
-        return self.nodes if len(self.nodes) > 1 else {}
+        there = {each: at for each, at in self.nodes.items() if each not in self.gone}
+        return there if len(self.nodes) > 1 else {}
 
     def learn_metadata(self, body: Body) -> None:
         """A response of the target to Metadata, DescribeTopicPartitions or CreateTopics."""

@@ -8,7 +8,6 @@ merged into one before anything reads them. A frame is cut after its ids have be
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -72,14 +71,13 @@ def node_of(ids: IdMap, step: Step) -> int | None:
     nodes = ids.target.several
     if not nodes:
         return None
-    owners: Iterable[int | None]
     if step.exchange.api_key in _BY_CONTROLLER:
         owners = [ids.target.controller_id]
     elif step.exchange.api_key in _BY_LEADER:
         logs = (resource[1:] for resource, _ in step.accesses if resource[0] == "log")
-        owners = (_leader(ids, ids.topic(name), number) for name, number in logs)
+        owners = [_leader(ids, ids.topic(name), number) for name, number in logs]
     else:
-        owners = (ids.target.coordinators.get(key) for key in coordinators_of(ids, step))
+        owners = [ids.target.coordinators.get(key) for key in coordinators_of(ids, step)]
     captured = ids.plan.workload.connections[step.connection].node_id
     counterpart = None if captured is None else ids.node(captured)
     default = next(iter(nodes)) if ids.target.gone else None

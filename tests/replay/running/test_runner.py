@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kdissect.codec.message import encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.plan import Pace
@@ -19,7 +20,7 @@ from kdissect.replay.target import connection as connections
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, ConnectFailed, connect
 from kdissect.replay.translation.translator import Translator
-from tests.builders.workloads import exchange, produce, produced
+from tests.builders.workloads import exchange, heartbeat, produce, produced
 from tests.replay.made import (
     API_VERSIONS,
     HEARTBEAT,
@@ -153,7 +154,7 @@ def test_an_answer_that_does_not_come(maker: PlanMaker) -> None:
     answers = {2: 60.0}
     server = FakeBroker(lambda number, frame: answers.get(number, 0.0))
     result, said = play(maker, server, answer_timeout_s=1.0)
-    assert server.connections == 2
+    assert server.connections == 3  # one asks whether the target is there
     assert verdicts(result) == ["answered", "failed", "answered"]
     assert result.outcomes[1].error == "no answer within 1 s"
     assert ("failed", 1) in said.said
@@ -382,6 +383,24 @@ def test_a_request_for_two_nodes_is_sent_to_both_or_to_none(
     assert result.outcomes[0].sent is None
     assert ApiKey.METADATA in seen
     assert ApiKey.PRODUCE not in seen
+
+
+def test_the_record_of_a_connection_has_the_requests_of_the_run() -> None:
+    """Neither logins, which are asked, nor a request that the connection was too late for."""
+
+    async def run(port: int) -> None:
+        link = await connect("127.0.0.1", port, Access())
+        await link.ask(connections.request(API_VERSIONS, 0, {}))
+        frame = encode_message(heartbeat())
+        posted = link.post(frame)
+        await posted.answered
+        link.close()
+        with pytest.raises(ConnectFailed):
+            await link.post(frame).answered
+        assert link.record.attempts == [posted.attempt]
+
+    with FakeBroker().running() as server:
+        asyncio.run(run(server.port))
 
 
 def test_a_connection_is_tried_for_as_long_as_one_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
