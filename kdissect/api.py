@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from kdissect.pipeline.table_set import (
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, fixed_tables
+from kdissect.text import no_such
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ class Table:
         for name in chosen:
             # Arrow takes request.acks as a field of a struct
             if not {name, name.partition(".")[0]} & set(self.columns):
-                raise KeyError(f"{self.name}: {_no_such('column', name, self.columns)}")
+                raise KeyError(f"{self.name}: {no_such('column', name, self.columns)}")
         return chosen
 
     def to_pandas(
@@ -168,17 +168,6 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
         kinds[getattr(pa, f"int{bits}")()] = getattr(pd, f"Int{bits}Dtype")()
         kinds[getattr(pa, f"uint{bits}")()] = getattr(pd, f"UInt{bits}Dtype")()
     return rows.to_pandas(types_mapper=kinds.get, integer_object_nulls=True)
-
-
-def _no_such(what: str, name: str, names: Sequence[str]) -> str:
-    """Say that nothing has this name, and what looks like it: for "fetch" and "apis/Fecth" both
-    ``apis/Fetch``."""
-    last = {each: each.rpartition("/")[2].lower() for each in names}
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), set(last.values()), 3, 0.7)
-    alike = " or ".join(each for one in near for each in last if last[each] == one)
-    return f"no {what} {name!r}; " + (
-        f"did you mean {alike}?" if alike else f"there are {', '.join(names)}"
-    )
 
 
 def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
@@ -252,7 +241,7 @@ class Tables(Mapping[str, Table]):
         except KeyError:
             if callable(getattr(Tables, name, None)):
                 raise KeyError(f"no table {name!r}; {name}() is a method") from None
-            raise KeyError(_no_such("table", name, self.names)) from None
+            raise KeyError(no_such("table", name, self.names)) from None
 
     def _ipython_key_completions_(self) -> list[str]:
         return self.names
@@ -268,7 +257,7 @@ class Tables(Mapping[str, Table]):
             if name.startswith("_"):  # of Python and notebooks
                 raise AttributeError(name)
             known = [each for each in dir(self) if not each.startswith("_")]
-            raise AttributeError(_no_such("table or method", name, [*known, *self.names]))
+            raise AttributeError(no_such("table or method", name, [*known, *self.names]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

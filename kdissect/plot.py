@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kdissect import charts
 from kdissect.tables.schemas import Row
-from kdissect.text import width
+from kdissect.text import no_such, width
 
 if TYPE_CHECKING:
     import altair as alt
@@ -211,7 +211,7 @@ class Plots:
     def _column(self, name: str) -> str:
         """SQL of a column of `exchanges`."""
         if name not in self._tables.exchanges.columns:
-            raise KeyError(f"exchanges has no column {name!r}")
+            raise KeyError(no_such("column", name, self._tables.exchanges.columns))
         return f'"{name}"'
 
     def _rows(self, query: str, values: Sequence[str] = ()) -> list[Row]:

@@ -7,8 +7,10 @@ is the only sanitizer: each output passes such text through it, then escapes for
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import shlex
 import unicodedata
+from collections.abc import Sequence
 
 NONE = "–"
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
@@ -39,6 +41,18 @@ def _escaped(character: str) -> str:
 def shell_word(word: str) -> str:
     """Return a word quoted for a shell; SQL with quotes of its own stays readable."""
     return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+
+
+def no_such(what: str, name: str, names: Sequence[str]) -> str:
+    """Return that no thing of a kind has this name, with the names that look like it, or all.
+
+    Case and folders do not count: "fetch" and "apis/Fecth" both look like ``apis/Fetch``.
+    """
+    last = {each: each.rpartition("/")[2].lower() for each in names}
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), set(last.values()), 3, 0.7)
+    alike = " or ".join(each for one in near for each in last if last[each] == one)
+    hint = f"did you mean {alike}?" if alike else f"there are {', '.join(names)}"
+    return f"no {what} {name!r}; {hint}"
 
 
 def display_width(text: str) -> int:

@@ -100,6 +100,8 @@ def test_wrong_arguments_are_refused_with_a_reason(tables):
         tables.plot.timeline(measure="packets")
     with pytest.raises(KeyError, match="no column 'colour'"):
         tables.plot.latency("colour")
+    with pytest.raises(KeyError, match="no column 'api_nam'; did you mean api_name"):
+        tables.plot.latency("api_nam")
     for start in (-1, 10**6):
         with pytest.raises(ValueError, match=f"start must be from 0 to [0-9]+, not {start}"):
             tables.plot.sequence(start=start)

@@ -263,10 +263,8 @@ def reading_arguments(paths: Iterable[str], manifest: dict[str, Any]) -> list[st
     """The arguments of a command that reads captures with the options of a manifest."""
     options = manifest["options"]
     given = {"--port": options["ports"], "--keylog": options["keylog"]}
-    words = [
-        str(word) for option, values in given.items() for one in values for word in (option, one)
-    ]
-    return [*paths, *words]
+    words = (word for option, values in given.items() for one in values for word in (option, one))
+    return [*paths, *map(str, words)]
 
 
 def capture_paths(manifest: dict[str, Any]) -> dict[str, str]:

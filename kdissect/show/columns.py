@@ -7,7 +7,6 @@ names are cut, and on very narrow terminals more columns go. So all lines have t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from kdissect.show.style import Clock
 from kdissect.tables.schemas import EXCHANGES
-from kdissect.text import shortened
+from kdissect.text import no_such, shortened
 
 GAP = "  "
 REST_MIN = 14  # of the last column, before others are given up for it
@@ -61,9 +60,7 @@ def parse_columns(text: str, of_json: bool = False) -> tuple[str, ...]:
         name = part.removeprefix("+")
         known = EXCHANGES.names if of_json else [*COMPOSED, *EXCHANGES.names]
         if name not in known:
-            near = difflib.get_close_matches(name, known, 3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"no column {name!r}; {hint}")
+            raise ValueError(no_such("column", name, known))
         names.append(name)
     if not names:
         raise ValueError(f"no column in {text!r}")
