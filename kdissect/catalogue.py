@@ -103,9 +103,11 @@ def _errors(spark: SparkSession, place: str) -> Iterator[None]:
 
 
 def _run_id(manifest: dict[str, Any]) -> str:
-    """16 hexadecimal digits, equal for runs over the same bytes with the same options."""
+    """16 hexadecimal digits, equal for runs of one version with the same options and the same bytes
+    of captures and key logs."""
     inputs = sorted(capture_paths(manifest))
-    of_files = ("split_bytes", "partition_by")
-    options = {name: value for name, value in manifest["options"].items() if name not in of_files}
-    text = json.dumps([inputs, options], sort_keys=True)
+    key_logs = manifest.get("key_logs", manifest["options"]["keylog"])
+    left_out = ("split_bytes", "partition_by", "keylog")
+    options = {name: value for name, value in manifest["options"].items() if name not in left_out}
+    text = json.dumps([manifest["program_version"], inputs, key_logs, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,9 +5,9 @@
 
 A data source cannot shuffle. So the process that plans the query dissects the captures, once, into
 a table set in a private folder, and tasks read its Parquet files. The folder's name is a hash of
-paths, sizes, times of change and options. It is removed a day after its last use. For captures of
-many gigabytes use `kdissect.dissect`, which runs every step on all workers. On a cluster all
-workers must be able to read the folder of the option `spool`.
+paths, sizes, times of change, tags of objects, and options. It is removed a day after its last use.
+For captures of many gigabytes use `kdissect.dissect`, which runs every step on all workers. On a
+cluster all workers must be able to read the folder of the option `spool`.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def table_set(paths: Sequence[str], options: Options, spool: str | None) -> Tabl
     _remove_old(home)
     digest = hashlib.sha256(repr((__version__, sorted(paths), options)).encode())
     for item in inputs:
-        digest.update(f"{item.path} {item.size}\n".encode())
+        digest.update(f"{item.path} {item.size} {item.tag}\n".encode())
     for path in (*(item.path for item in inputs), *options.keylog):
-        if os.path.exists(path):  # an object in a store is identified by its size alone
+        if os.path.exists(path):
             state = os.stat(path)
             digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
     folder = home / digest.hexdigest()[:32]

@@ -36,7 +36,7 @@ class InputFile:
     format: pcap, pcapng, unknown, stream (standard input or a pipe, not examined yet) or UNSEEN.
     compression: none, gzip, zstd, lz4. size: bytes. error: why it is no capture, or was not fully
     unpacked. data_path: the file with its plain bytes on every host; "" if each host needs a copy.
-    tag: the store's tag of an object's content.
+    tag: the store's tag of an object's content; its time of change while it is UNSEEN.
     """
 
     path: str
@@ -232,7 +232,7 @@ def _far_files(url: str) -> list[InputFile]:
     if matches is None:
         raise CaptureError(f"{url}: no such file, and nothing under that name")
     if matches[0][0] != url:
-        return [InputFile(path, UNSEEN, size=size) for path, size in matches]
+        return [InputFile(path, UNSEEN, size=size, tag=tag) for path, size, tag in matches]
     file = describe(url)
     if not file.is_capture:
         raise CaptureError(f"{url}: {file.error}")

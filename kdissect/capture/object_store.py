@@ -106,8 +106,9 @@ def place(url: str) -> tuple[Any, str, str]:
     )
 
 
-def matching(url: str) -> list[tuple[str, int]] | None:
-    """(url, size) of the objects that a URL stands for: one, those under a prefix, or of a glob.
+def matching(url: str) -> list[tuple[str, int, str]] | None:
+    """(url, size, time of change) of the objects that a URL stands for: one, those under a prefix,
+    or of a glob.
 
     None if there are none. Raises CaptureError if the store cannot be listed.
     """
@@ -118,7 +119,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
         if magic is None:
             info = store.get_file_info(path)
             if info.type == _pafs().FileType.File:
-                return [(url, int(info.size))]
+                return [(url, int(info.size), str(info.mtime_ns))]
             if info.type == _pafs().FileType.NotFound:
                 return None
         selector = _pafs().FileSelector(base, allow_not_found=True, recursive=True)
@@ -127,7 +128,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
         raise CaptureError(f"{url}: {clause(error)}") from None
     if magic is not None:
         infos = [info for info in infos if _matches(info.path.split("/"), path.split("/"))]
-    files = [(before + info.path, int(info.size)) for info in infos]
+    files = [(before + info.path, int(info.size), str(info.mtime_ns)) for info in infos]
     return sorted(files) or None
 
 

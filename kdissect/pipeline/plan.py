@@ -124,7 +124,7 @@ class RunPlan:
     set that the run adds to. Its captures have the first `source` numbers; they are not read, and
     `captures` is without them. capture_ids: of these, then of `captures`. end_ns: time of the
     latest packet so far, in ns since 1970; 0 without packets. has_fragments: the captures have IP
-    fragments.
+    fragments. key_log_hashes: sha256 of each key log file, as it was when the run was planned.
     """
 
     files: Sequence[InputFile]
@@ -137,6 +137,7 @@ class RunPlan:
     has_fragments: bool
     folder: str
     options: Options
+    key_log_hashes: list[str]
     keeps: bool = False
     before: Before | None = None
 
@@ -272,7 +273,7 @@ def make_plan(
 
     Raises CaptureError if none of the inputs is a capture.
     """
-    read_key_logs(options.keylog)
+    key_logs = read_key_logs(options.keylog)
     # this process has the standard input
     inputs = [spooled(item, folder) if item.format == "stream" else item for item in inputs]
     captures = [item for item in inputs if item.is_capture]
@@ -319,6 +320,7 @@ def make_plan(
         has_fragments=has_fragments,
         folder=folder,
         options=options,
+        key_log_hashes=sorted(hashlib.sha256(text).hexdigest() for text in key_logs),
     )
 
 

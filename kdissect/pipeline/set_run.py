@@ -143,6 +143,7 @@ def new_manifest(
         "program_version": __version__,
         "options": plan.options.to_json(),
         "inputs": inputs,
+        "key_logs": plan.key_log_hashes,
         "totals": totals,
         "timings": {name: round(value, 6) for name, value in timings.items()},
     }

@@ -1,6 +1,7 @@
 """Rows of table sets in the tables of a Spark catalogue; `catalogue_job` has the checks."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyspark
 import pytest
 
 import kdissect
-from kdissect.catalogue import publish
+from kdissect.catalogue import _run_id, publish
 from kdissect.errors import OutputError
 from tests.processes import run
 
@@ -63,3 +64,17 @@ def test_rows_that_are_there_are_not_read(captures: Path, tmp_path: Path) -> Non
         assert publish(session, out, "lake.kafka") == []
     session.table.assert_any_call("lake.kafka.exchanges")
     session.read.option.assert_not_called()
+
+
+def test_a_run_has_an_id_of_its_own_if_its_rows_may_differ(captures: Path, tmp_path: Path) -> None:
+    """A key log with other secrets, or another version, makes another run; another name of the key
+    log does not."""
+    early, late, copied = (tmp_path / name for name in ("early.log", "late.log", "copied.log"))
+    early.write_text("# no secrets yet\n")
+    shutil.copy(captures / "tls13.keylog", late)
+    shutil.copy(late, copied)
+    capture = captures / "tls13.pcap.gz"
+    manifests = [kdissect.read(capture, keylog=path).manifest for path in (early, late, copied)]
+    of_early, of_late, of_copied = map(_run_id, manifests)
+    assert of_early != of_late == of_copied
+    assert _run_id(manifests[1] | {"program_version": "0.0"}) != of_late

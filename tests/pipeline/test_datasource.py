@@ -4,6 +4,7 @@ A query starts several processes, so most tests call the reader of Spark's tasks
 """
 
 import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from kdissect.pipeline.options import Options
 from tests.builders.messages import COMMIT, COMMIT_KEY, batch, fetch, write_capture
 from tests.cases import cases
 from tests.conftest import CAPTURES
+from tests.objects import Store
 
 CAPTURE = CAPTURES / "sarama.pcap.gz"
 TABLES = ("exchanges", "captures", "connections", "records", "record_batches", "group_events",
@@ -156,3 +158,20 @@ def test_tables_are_made_once_and_go_when_they_are_old(tmp_path: Path):
     assert not other.exists()
     assert os.listdir(first.parent) == [first.name]
     assert first.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("named", ["replaced/a.pcap", "replaced/*.pcap"])
+def test_a_replaced_object_has_tables_of_its_own(
+    named: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of an object is not one of other bytes with the same name and size."""
+    made: list[Path] = []
+    monkeypatch.setattr("kdissect.datasource.dissect_here", lambda *_: made.append(Path()))
+    monkeypatch.setattr("kdissect.datasource.open_tables", lambda _: None)
+    data = (CAPTURES / "java_2_0_1.pcap").read_bytes()
+    for content in (data, data[:-1] + b"x"):
+        time.sleep(1.01 if made else 0)  # a store lists whole seconds
+        store.put("replaced/a.pcap", content)
+        for _ in range(2):
+            table_set([store.url(named)], Options(), str(tmp_path))
+    assert len(made) == 2
