@@ -68,6 +68,8 @@ class AssembledWindow:
         is_stuck           Kafka over TLS whose rest cannot be decrypted, because secrets are
                            missing or records are damaged
         is_closed          both sides have sent a FIN, or one an RST
+        is_closing         one side has sent a FIN
+        had_data           it has bytes here, or had some that were looked at
         last_time          time of its last packet in ns
         captured           count of its bytes here
 
@@ -105,8 +107,10 @@ class AssembledWindow:
         self.is_unread_tls = self.is_tls.copy()
         self.is_unread_tls[list(tls.opened)] = False
         self.captured: Ints = sides["byte_count"].reshape(-1, 2).sum(axis=1)
-        has_fin = (sides["fin"] != NO_ACK).reshape(-1, 2).all(axis=1)
-        self.is_closed = has_fin | (table["close_reason"] == CloseReason.RST)
+        self.had_data = (self.captured > 0) | (self.earlier_protocol != Protocol.NONE)
+        has_fin = (sides["fin"] != NO_ACK).reshape(-1, 2)
+        self.is_closed = has_fin.all(axis=1) | (table["close_reason"] == CloseReason.RST)
+        self.is_closing = has_fin.any(axis=1)
         self.ends: Ints = np.where(sides["has_data"] != 0, sides["high"] - sides["origin"], 0)
         self.segment_stream = 2 * streams.connection.astype(np.int64) + streams.segments["side"]
         self.seq_of_start = _seq_of_start(streams, sides, self.segment_stream)

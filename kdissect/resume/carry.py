@@ -223,9 +223,7 @@ class ConnectionCarry:
                 chosen.add(key)
                 excess -= 1
                 size -= one.size
-        self.counts.given_up += sum(
-            int(self._open[key].row["exchange_count"][0] > 0) for key in chosen
-        )
+        self.counts.given_up += sum(self._open[key].protocol != Protocol.OTHER for key in chosen)
         return chosen
 
     # -- a window's work --------------------------------------------------------------------

@@ -25,6 +25,10 @@ FORGOTTEN_NS = 60 * _SECOND_NS  # of a closed connection; as long as TIME-WAIT o
 CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
 CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
 LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
+# After it no answer comes any more, and a connection that one side has closed, or that no data ever
+# came on, is over. Clients wait for 30 s, a member that joins for max.poll.interval.ms (5 minutes),
+# and brokers close idle connections after 10 minutes.
+QUIET_NS = 600 * _SECOND_NS
 PASSED_MAX = 64  # rows to a later answered exchange that make a request complete without response
 NO_POSITION = 1 << 62
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
@@ -108,13 +112,16 @@ class Progress:
         here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens
         must not either. has_key_logs: secrets of TLS may come a little later than its records."""
         self.settled = settled = _settled(window, patience, now)
-        closes = window.last_time + patience.closed_ns
-        is_over = ~window.is_last | is_forced | (window.is_closed & (closes <= now))
-        self.is_done, open_from, is_confirmed = _completed(window, settled, is_over)
+        quiet_ns = max(QUIET_NS, patience.closed_ns)
+        until = window.last_time + np.where(window.is_closed, patience.closed_ns, quiet_ns)
+        is_ending = window.is_closed | window.is_closing | ~window.had_data
+        is_over = ~window.is_last | is_forced | (is_ending & (until <= now))
+        unanswered = now - quiet_ns
+        self.is_done, open_from, is_confirmed = _completed(window, settled, is_over, unanswered)
         self.has_secret = _has_secret(window, self.is_done, secret_apis)
         if self.has_secret.any():
             is_over |= self.has_secret
-            self.is_done, open_from, is_confirmed = _completed(window, settled, is_over)
+            self.is_done, open_from, is_confirmed = _completed(window, settled, is_over, unanswered)
         self.is_over = is_over
         self.protocol, self.is_limited = _protocols(
             window, settled, is_over, is_confirmed, has_key_logs
@@ -128,7 +135,7 @@ class Progress:
                 self.carried[number], self.points[number] = stream.point(int(self.pos[number]))
         forgotten = window.last_time + max(FORGOTTEN_NS, patience.closed_ns)
         self.is_gone = is_forced | self.has_secret | (is_over & (forgotten <= now))
-        due = np.minimum(np.where(window.is_closed, closes, NEVER), settled.until)
+        due = np.minimum(np.where(until > now, until, NEVER), settled.until)
         self.due = np.where(is_over, forgotten, due)
 
 
@@ -165,10 +172,12 @@ def _settled(window: AssembledWindow, patience: Patience, now: int) -> Settled:
 
 
 def _completed(
-    window: AssembledWindow, settled: Settled, is_over: Bools
+    window: AssembledWindow, settled: Settled, is_over: Bools, unanswered: int
 ) -> tuple[Bools, Ints, Bools]:
     """(the complete exchanges; by stream, where the first frame of any other exchange begins, or
-    NO_POSITION; the connections that are Kafka's beyond doubt, if they look like it)."""
+    NO_POSITION; the connections that are Kafka's beyond doubt, if they look like it).
+
+    unanswered: no request that ended up to this time (ns) gets an answer any more."""
     exchanges, connection = window.assembly.exchanges, window.connection_of
     requests, responses = window.frames
     ends_here = (is_over | settled.is_given_up)[connection]
@@ -183,11 +192,12 @@ def _completed(
     is_followed = responses.end + CONFIRMING_BYTES <= settled.limit[responses.stream]
     is_alone = ~requests.has & is_settled[RESPONSE]
     done |= is_alone & is_followed & ~settled.has_gap[requests.stream]
-    # without a response: it is lost, or too many later requests were answered
+    # without a response: it is lost, long due, or too many later requests were answered
     waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
     last, index = np.full(len(window), -1), np.arange(len(connection))
     np.maximum.at(last, connection[is_answered], index[is_answered])
     done |= waiting & window.is_lost & (index < last[connection])
+    done |= waiting & (exchanges["request"]["end_time_ns"] <= unanswered)
     # of a connection without captured responses, all requests count
     was_framed = window.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
     has_response = was_framed | (window.sides["has_data"] != 0)

@@ -11,7 +11,7 @@ import kdissect
 from kdissect.resume.carry import CarryLimits
 from tests.builders.captures import Packet
 from tests.builders.frames import framed, produce, request, response
-from tests.builders.talks import ACK, SYN, Talk
+from tests.builders.talks import ACK, FIN, SYN, Talk
 from tests.resume.window_run import Run, flat
 
 SECOND = 1_000_000
@@ -231,6 +231,29 @@ def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
     assert rows_found.count((1, "paired")) == 2
     assert (2, "connection_closed") in rows_found
     assert len(rows_found) == 6
+
+
+def test_an_answer_and_an_end_are_waited_for_ten_minutes(run: Run) -> None:
+    """A request without an answer holds later exchanges back until then. A connection that one side
+    has closed, or that no data came on, is over."""
+    talk, half = Talk(40000), Talk(40001, start=10_000)
+    empty, other = Talk(40002, start=20_000), Talk(40003, start=30_000)
+    talk.exchange(1)
+    talk.ask(request(2))
+    talk.exchange(3)
+    half.exchange(4)
+    half.ask(request(5))
+    half.put(0, FIN | ACK)
+    for number in range(3):
+        other.exchange(10 + number)
+        other.time += (590, 20, 1)[number] * SECOND
+    packets = [each for one in (talk, half, empty, other) for each in one.packets]
+    found = run.packets(sorted(packets, key=lambda one: one.time_ns))
+    rows_found = flat(found[:-1])
+    at = rows_found.index((11, "paired"))
+    assert {*rows_found[:at]} == {(number, "paired") for number in (1, 4, 10)}
+    late = {*rows_found[at:]}
+    assert {(2, "response_missing"), (3, "paired"), (5, "connection_closed")} < late
 
 
 def test_requests_alone(talk: Talk, run: Run) -> None:
