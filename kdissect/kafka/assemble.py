@@ -178,7 +178,7 @@ def _is_resumed(connections: Rows, earlier: EarlierState | None) -> Bools:
     """bool[connections]: earlier segments have shown the protocol of the connection."""
     if earlier is None:
         return np.zeros(len(connections), np.bool_)
-    is_first: Bools = connections["incarnation"] == 0
+    is_first: Bools = np.diff(connections["pair"], prepend=-1) != 0
     protocol = earlier.connections["protocol"]
     return is_first & (protocol[connections["pair"]] != Protocol.NONE)
 
@@ -279,9 +279,7 @@ def _connections(endpoints: Rows, streams: Streams, client_side: Bytes, protocol
     connections, sides = streams.connections, streams.sides
     table = np.zeros(len(connections), CONNECTION)
     pair = connections["pair"]
-    table["connection_id"] = connection_ids(
-        endpoints, pair, connections["first_time"], connections["incarnation"]
-    )
+    table["connection_id"] = connection_ids(endpoints, pair, connections["first_time"])
     table["first_time_ns"] = connections["first_time"]
     table["last_time_ns"] = connections["last_time"]
     table["handshake_rtt_ns"] = connections["rtt"]

@@ -100,9 +100,8 @@ def to_bytes(assembly: Assembly) -> bytes:
 
 
 def _first_ids(endpoints: Rows, connections: Rows) -> Ids:
-    """The ids that connections have if they are the first ones of their endpoints, as most are."""
-    first, first_time_ns = np.zeros(len(connections), np.int64), connections["first_time_ns"]
-    return connection_ids(endpoints, connections["endpoints"], first_time_ns, first)
+    """The ids of connections, as far as their own rows show them."""
+    return connection_ids(endpoints, connections["endpoints"], connections["first_time_ns"])
 
 
 def parts(assembly: Assembly, slot: Indices, row_bytes_max: int) -> Iterator[tuple[int, Assembly]]:

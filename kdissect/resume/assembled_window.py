@@ -151,11 +151,9 @@ class AssembledWindow:
 
 def _before(connections: Sequence[OpenConnection], table: Rows) -> Rows:
     """OPEN of each connection in `table` before the window."""
-    is_first = table["incarnation"] == 0
+    is_later = np.diff(table["pair"], prepend=-1) == 0
     before = rows_of(connections)[table["pair"]]
-    incarnation = before["incarnation"] + table["incarnation"]
-    before[~is_first] = new_rows(before["endpoints"][~is_first])
-    before["incarnation"] = incarnation
+    before[is_later] = new_rows(before["endpoints"][is_later])
     return before
 
 
@@ -174,9 +172,7 @@ def _connections(assembly: Assembly, before: Rows, table: Rows) -> Rows:
     has_rtt = resumed | (earlier["handshake_rtt_ns"] >= 0)
     rtt = connections["handshake_rtt_ns"]
     connections["handshake_rtt_ns"] = np.where(has_rtt, earlier["handshake_rtt_ns"], rtt)
-    connections["connection_id"] = connection_ids(
-        assembly.endpoints, table["pair"], first_time, before["incarnation"]
-    )
+    connections["connection_id"] = connection_ids(assembly.endpoints, table["pair"], first_time)
     return connections
 
 

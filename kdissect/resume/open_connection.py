@@ -37,7 +37,6 @@ NEVER = 2**63 - 1  # a time that does not come
 # A connection with KAFKA or OTHER is *resumed*: a SYN that is made for it marks its first byte.
 OPEN = np.dtype([
     ("endpoints", ENDPOINTS),
-    ("incarnation", "<i4"),  # its number among the connections of these endpoints
     ("exchange_count", "<i8"),  # open exchanges
     ("may_begin_until", "<i8"),  # ns since 1970 until when a late capture may bring its first bytes
     ("due", "<i8"),  # time (ns) from which it changes without new packets, or NEVER

@@ -17,11 +17,11 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.assembled_window import AssembledWindow
 from kdissect.resume.open_connection import NEVER, is_resumed
 from kdissect.tcp.columns import NO_ACK
+from kdissect.tcp.reassembly import TIME_WAIT_NS
 from kdissect.tls.plaintext import OpenedStream
 from kdissect.tls.session import RecordPoint
 
 _SECOND_NS = 1_000_000_000
-FORGOTTEN_NS = 60 * _SECOND_NS  # of a closed connection; as long as TIME-WAIT on Linux
 CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
 CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
 LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
@@ -133,7 +133,7 @@ class Progress:
         for number, stream in settled.opened:
             if stream.can_resume and self.protocol[number >> 1] == Protocol.KAFKA:
                 self.carried[number], self.points[number] = stream.point(int(self.pos[number]))
-        forgotten = window.last_time + max(FORGOTTEN_NS, patience.closed_ns)
+        forgotten = window.last_time + max(TIME_WAIT_NS, patience.closed_ns)
         self.is_gone = is_forced | self.has_secret | (is_over & (forgotten <= now))
         due = np.minimum(np.where(until > now, until, NEVER), settled.until)
         self.due = np.where(is_over, forgotten, due)

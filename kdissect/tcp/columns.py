@@ -38,7 +38,6 @@ SIDE = np.dtype(
 CONNECTION = np.dtype(
     [
         ("pair", "i8"),
-        ("incarnation", "i8"),
         ("first_time", "i8"),
         ("last_time", "i8"),
         ("syn_time", "i8"),

@@ -1,8 +1,8 @@
 """Ids of connections and exchanges: positive 63-bit hashes that do not depend on the run.
 
-A connection's id is made from its endpoints, the time of its first packet and its number among the
-connections of these endpoints. An exchange's id is made from its connection, a direction and a
-stream position. So ids are the same however the captures are split or rotated.
+A connection's id is made from its endpoints and the time of its first packet. An exchange's id is
+made from its connection, a direction and a stream position. So ids are the same however the
+captures are split or rotated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import Ids, Indices, Ints, Rows, TimesNs
+from kdissect.arrays import Ids, Indices, Rows, TimesNs
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.protocol.model import REQUEST, RESPONSE
 
@@ -35,15 +35,17 @@ def positive(hashes: Hashes) -> Ids:
     return np.maximum(ids, 1)
 
 
-def connection_ids(
-    endpoints: Rows, pair: Indices, first_time_ns: TimesNs, incarnation: Ints
-) -> Ids:
-    """int64[n]: ids of connections, from their row of `endpoints`, first time (ns) and number."""
+def connection_ids(endpoints: Rows, pair: Indices, first_time_ns: TimesNs) -> Ids:
+    """int64[n]: ids of connections, from their row of `endpoints`, ascending, and first time (ns).
+    Where two connections of the same endpoints begin at the same time, they are numbered."""
+    same = (np.diff(pair, prepend=-1) == 0) & (np.diff(first_time_ns, prepend=-1) == 0)
+    row = np.arange(len(pair))
+    number = row - np.maximum.accumulate(np.where(same, 0, row))
     words = np.frombuffer(endpoints.tobytes(), "<u8").reshape(-1, ENDPOINTS.itemsize // 8)
     state = np.zeros(len(endpoints), np.uint64)
     for column in range(words.shape[1]):
         state = mixed(state, words[:, column])
-    return positive(mixed(mixed(state[pair], first_time_ns), incarnation))
+    return positive(mixed(mixed(state[pair], first_time_ns), number))
 
 
 def exchange_ids(exchanges: Rows, connection_ids: Ids) -> Ids:

@@ -155,7 +155,7 @@ def tcp_facts(
     facts = no_facts(len(connections))
     before = facts.rtt
     if earlier is not None:
-        first = np.flatnonzero(connections["incarnation"] == 0)
+        first = np.flatnonzero(np.diff(connections["pair"], prepend=-1))
         pair = connections["pair"][first]
         facts.connections[first] = earlier.connections[pair]
         for side in (0, 1):

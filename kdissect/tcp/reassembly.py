@@ -77,6 +77,7 @@ from kdissect.tcp.measurements import TcpFacts, distance, tcp_facts
 from kdissect.tcp.overlaps import Laying, lay_pieces, listed
 
 FAR = 1 << 30  # a larger distance between sequence numbers means two connections
+TIME_WAIT_NS = 60_000_000_000  # as long as Linux keeps the endpoints of a closed connection
 FAR_ONCE_CLOSED = 1 << 24  # the same for data after the connection was closed
 REORDERED = 1 << 20  # a SYN may arrive after this many bytes of its own connection
 PROBES_MAX = 32  # slots examined in the table of duplicates
@@ -301,14 +302,16 @@ def _home_of(segments: Rows, row: int) -> int:
 
 
 @inlined
-def _starts_anew(walk: Rows, s: Struct, number: int, closed: int) -> bool:
+def _starts_anew(walk: Rows, s: Struct, number: int, closed: int, quiet_ns: int) -> bool:
     """Return whether a segment starts a new connection; `number` is the one after the SYN, if it
-    has one."""
+    has one. quiet_ns: since the packet before."""
     flags, ack, side = int64(s["flags"]), int64(s["ack"]), int64(s["side"])
     other = 1 - side
     # RFC 9293, 3.5: a connection begins with a SYN. An equal sequence number is a retransmission of
     # it.
     if flags & SYN:
+        if closed == 3 and quiet_ns > TIME_WAIT_NS:
+            return True  # RFC 9293, 3.6.1: the number may be any then
         if walk[side]["has_syn"]:
             return number != walk[side]["syn_number"]
         if flags & ACK and walk[other]["has_syn"]:
@@ -372,6 +375,7 @@ def _split_connections(
         known_from = start  # first packet in the table
         is_open = False
         closed = 0  # bit 0, 1: that side sent a FIN; both bits also after an RST
+        last_time = 0
         for row in range(start, stop):
             if segments[row]["marks"] & NO_HEADER:
                 if not is_open:
@@ -401,7 +405,8 @@ def _split_connections(
             if flags & SYN:
                 # RFC 9293, 3.4: a SYN takes a sequence number; the first byte has the next one.
                 here = (here + 1) & 0xFFFFFFFF
-            if not is_open or _starts_anew(walk, s, here, closed):
+            time = int64(s["time_ns"])
+            if not is_open or _starts_anew(walk, s, here, closed, time - last_time):
                 count += 1
                 is_open = True
                 closed = 0
@@ -409,6 +414,7 @@ def _split_connections(
                     walk[one]["has_number"] = 0
                     walk[one]["has_syn"] = 0
                     walk[one]["syn_acked"] = -1
+            last_time = time
             connection[row] = count - 1
             # RFC 9293, 3.4: sequence numbers wrap at 2^32, so a position continues from the last
             # one.
@@ -465,7 +471,6 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
         sides[stream]["ack_low"] = NO_ACK
         sides[stream]["ack_high"] = NO_ACK
     last_pair = -1
-    incarnation = 0
     last_connection = -1
     for row in range(len(segments)):
         s = segments[row]
@@ -482,7 +487,6 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
             continue
         if which != last_connection:
             pair = int64(s["endpoints"])
-            incarnation = incarnation + 1 if pair == last_pair else 0
             # the same endpoints again: the earlier connection ended without FIN or RST
             if pair == last_pair:
                 before = connections[last_connection]
@@ -491,7 +495,6 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
             last_pair = pair
             last_connection = which
             c["pair"] = pair
-            c["incarnation"] = incarnation
             c["first_time"] = time
             c["last_time"] = time
             c["syn_time"] = NO_ACK

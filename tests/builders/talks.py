@@ -34,8 +34,7 @@ class Talk:
         self.next = [5000, 9_000_000]  # sequence numbers
         self.packets: list[Packet] = []
         if opened:
-            self.put(0, SYN)
-            self.put(1, SYN | ACK)
+            self.open()
 
     def put(self, side: int, flags: int, data: bytes = b"", keep: bool = True) -> None:
         """Send one segment. keep: whether the capture has it."""
@@ -71,6 +70,10 @@ class Talk:
 
     def acknowledge(self, side: int) -> None:
         self.put(side, ACK)
+
+    def open(self) -> None:
+        self.put(0, SYN)
+        self.put(1, SYN | ACK)
 
     def close(self, flags: int = FIN | ACK) -> None:
         for side in (0, 1):

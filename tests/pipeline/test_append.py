@@ -61,6 +61,32 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
     assert all_rows(again) == all_rows(kdissect.read(captures))
 
 
+@pytest.mark.parametrize("distance", [0, 1 << 20])
+def test_connections_of_the_same_endpoints(tmp_path, in_process, distance):
+    """Each is closed an hour before the next one. A conversation that is played again has the same
+    sequence numbers. The ids are those of one run."""
+    out, captures = tmp_path / "tables", []
+    for hour in range(3):
+        talk = Talk(start=hour * 3600 * 1_000_000 + 1000, opened=False)
+        talk.next = [first + hour * distance for first in talk.next]
+        talk.open()
+        for number in range(3):
+            talk.exchange(number)
+        talk.close()
+        other = Talk(41000 + hour, start=hour * 3600 * 1_000_000 + 1800 * 1_000_000)
+        other.exchange(0)
+        captures.append(write_packets(tmp_path / f"{hour}.pcap", talk.packets + other.packets))
+        tables = appended(out, captures[-1])
+    both = tables, kdissect.read(captures)
+    for name, column, count in (
+        ("exchanges", "exchange_id", 12),
+        ("connections", "connection_id", 6),
+    ):
+        found = [{*each[name].to_arrow()[column].to_pylist()} for each in both]
+        assert len(found[0]) == count
+        assert found[0] == found[1]
+
+
 @pytest.mark.heavy
 @pytest.mark.spark
 def test_many_tasks_append_what_one_does(spark, tmp_path, out, monkeypatch):
