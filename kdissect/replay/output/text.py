@@ -53,10 +53,12 @@ def _short(text: str, size_max: int, size: str) -> str:
     return f"{text[:size_max]}... ({size}, checksum {checksum:08x})"
 
 
-def _element(element: Mapping[str, Any]) -> str:
+def _element(element: Mapping[Any, Any]) -> str:
+    """The fields of a struct, or unknown tags by number, of which nobody knows what they hold."""
     fields = []
     for name, value in element.items():
-        is_hidden = plain(value) is not None and is_secret(name, element)
+        is_tag = not isinstance(name, str)
+        is_hidden = plain(value) is not None and (is_tag or is_secret(name, element))
         fields.append(f"{name}={TEXT if is_hidden else value_text(value)}")
     return "{" + ", ".join(fields) + "}"
 
