@@ -125,7 +125,7 @@ def _what(rule: FieldRule) -> str:
     if rule.several_brokers:
         parts.append("with several brokers")
     if rule.racing:
-        parts.append("read while another request changed it")
+        parts.append("read while another request changed it, or sent again")
     if rule.early:
         parts.append("read while it was being made, or moments after")
     return "; ".join(parts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
+_NAMED_MAX = 8
 Entries = dict[str, dict[str, Any]]  # by table: row count and files
 
 # The shape of a manifest: the type or the shape of each key's value (`*`: of every other key's),
@@ -259,8 +260,12 @@ def _faults(value: object, shape: Any, place: str) -> Iterator[str]:
         yield place
 
 
-def reading_arguments(paths: Iterable[str], manifest: dict[str, Any]) -> list[str]:
-    """The arguments of a command that reads captures with the options of a manifest."""
+def reading_arguments(paths: Collection[str], manifest: dict[str, Any]) -> list[str]:
+    """The arguments of a command that reads captures with the options of a manifest. Instead of
+    many paths it has their folders."""
+    if len(paths) > _NAMED_MAX:
+        folders = (each if os.path.isdir(each) else os.path.dirname(each) for each in paths)
+        paths = dict.fromkeys(each or "." for each in folders)
     options = manifest["options"]
     given = {"--port": options["ports"], "--keylog": options["keylog"]}
     words = (word for option, values in given.items() for one in values for word in (option, one))

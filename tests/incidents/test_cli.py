@@ -89,6 +89,18 @@ def test_commands_show_the_incidents(
     assert len(looks) == len(WITHOUT_EXCHANGES)
 
 
+def test_commands_name_the_folder_of_many_captures(tmp_path: Path) -> None:
+    paths = sorted(map(str, (ROOT / "captures" / "incidents").glob("*.gz")))[:9]
+    read = kdissect.read(paths)
+    read.write(tmp_path / "set")
+    for each in read, kdissect.open(tmp_path / "set"):
+        commands = each.incidents().to_arrow()["next_command"].to_pylist()
+        shown = [command for command in commands if command.startswith("kdissect show")]
+        folder = ROOT / "captures" / "incidents"
+        assert shown
+        assert all(command.startswith(f"kdissect show {folder} --") for command in shown)
+
+
 def test_sql_queries_the_incidents(folder: Path) -> None:
     """The table is a view like the others."""
     query = "select kind, request_count from incidents"

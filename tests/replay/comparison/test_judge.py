@@ -19,6 +19,7 @@ from kdissect.replay.comparison.kinds import Releases
 from kdissect.replay.fields import built_in_fields, load_fields
 from kdissect.replay.model import (
     ABSENT,
+    Attempt,
     Difference,
     Judgement,
     Outcome,
@@ -68,6 +69,22 @@ def test_a_batch_that_clients_sent_again_is_not_missed() -> None:
     Judge(RunFacts(IdMap(plan), [outcome]), built_in_fields()).judge()
     [one] = outcome.judgement.differences
     assert (one.captured, one.answered, one.rule) == (6, 0, "not-ready-then")
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_batch_that_the_replay_sent_again_has_a_time(is_repeated: bool) -> None:
+    """Brokers take the time of a batch that they have written already from its records."""
+    plan = planned(exchange(0, produce(0, 1), 0, 5, produced(0, 0)))
+    answered = produced(0, 0)
+    [topic] = answered.body["responses"]
+    topic["partition_responses"][0]["log_append_time_ms"] = 1_700_000_000_000
+    [step], answer = plan.steps, encode_message(answered)
+    assert step.exchange.request is not None
+    earlier = [Attempt(step.exchange.request, 1, answer, 2, "why")] * is_repeated
+    outcome = Outcome(step, answer=answer, earlier=earlier)
+    Judge(RunFacts(IdMap(plan), [outcome]), built_in_fields()).judge()
+    [one] = outcome.judgement.differences
+    assert one.rule == "written-before" * is_repeated
 
 
 def step_named(plan: ReplayPlan, name: str) -> Step:
