@@ -134,11 +134,13 @@ def unpacked(data: bytes) -> tuple[str, pa.Table]:
 
 
 def owned(table: pa.Table) -> pa.Table:
-    """A copy of the table in Arrow's own memory.
+    """A copy of the table in Arrow's own memory, chunk by chunk.
 
     Arrow's worker threads may release a column after the call that used it returned. A buffer over
     a NumPy array needs the GIL for that, and aborts a process whose interpreter is ending.
     """
-    memory = pa.default_cpu_memory_manager()
-    copies = [each.copy_to(memory) for each in table.to_batches()]
-    return pa.Table.from_batches(copies, table.schema)
+    columns = [
+        pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks], column.type)
+        for column in table.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
