@@ -54,9 +54,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect import __version__
-from kdissect.capture.inputs import STDIN, InputFile, find_captures
+from kdissect.capture.inputs import STDIN, UNSEEN, InputFile, describe, find_captures
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
@@ -65,7 +66,7 @@ from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import COUNTS, read_state
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
-from kdissect.pipeline.table_set import MANIFEST, absolute, has_set, read_manifest
+from kdissect.pipeline.table_set import MANIFEST, absolute, dataset, has_set, read_manifest
 from kdissect.stories.events import SCHEMAS
 
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
@@ -155,14 +156,14 @@ class ReadAgainError(Exception):
 class AppendPlan:
     """An existing set, its saved state, and the inputs that are new to it.
 
-    left_out: named paths that the set already contains.
+    notes: on named files that are left out.
     """
 
     manifest: dict[str, Any]
     before: Before
     options: Options
     inputs: list[InputFile] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def final(self) -> dict[str, dict[str, Any]]:
@@ -224,15 +225,29 @@ def append_plan(
             keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
         ),
     )
-    listed = {item["path"]: item for item in manifest["inputs"]}
+    listed = {item["path"]: item for item in manifest["inputs"] if item["is_capture"]}
     for item in find_captures(list(paths)):
+        if item.format == UNSEEN:
+            item = describe(item.path)
         if item.path not in listed:
             append.inputs.append(item)
         elif not is_the_same(item, listed[item.path], known["changed_ns"]):
             raise ReadAgainError(f"{item.path} is not what it was")
         else:
-            append.left_out.append(item.path)
+            append.notes.append(f"{item.path}: is in {out} already; left out")
+    append.inputs, notes = captures_of(append.inputs)
+    append.notes += notes
     return append
+
+
+def captures_of(inputs: list[InputFile]) -> tuple[list[InputFile], list[str]]:
+    """The inputs without those that are no captures, and a note on each of these.
+
+    A set with state lists none of them: it cannot replace their rows once they have packets.
+    """
+    others = [item for item in inputs if item.format == "unknown"]
+    kept = [item for item in inputs if item.format != "unknown"]
+    return kept, [f"{item.path}: {item.error}; left out" for item in others]
 
 
 def is_the_same(item: InputFile, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
@@ -330,6 +345,16 @@ def _changed_ns(plan: RunPlan) -> dict[str, int]:
 def count_notes(counts: dict[str, int]) -> list[str]:
     """One note per kind of COUNTS."""
     return [f"{counts[name]:,} {text}" for name, text in COUNTS.items() if counts.get(name)]
+
+
+def late_secrets_note(out: str, plan: RunPlan, append: AppendPlan) -> list[str]:
+    """A note if a key log has changed and connections of the set at `out` were not decrypted."""
+    if not set(plan.key_log_hashes) - set(append.manifest.get("key_logs", plan.key_log_hashes)):
+        return []
+    connections = dataset(out, append.manifest["tables"]["connections"]["files"])
+    count = connections.count_rows(filter=pc.field("protocol") == "tls")
+    text = "connections were not decrypted, and a key log has changed since: --read-again uses it"
+    return [f"{count:,} {text}"] if count else []
 
 
 def unread(out: str, inputs: list[InputFile]) -> list[InputFile]:

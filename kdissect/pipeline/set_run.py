@@ -14,8 +14,10 @@ from kdissect.pipeline.append import (
     AppendPlan,
     ReadAgainError,
     append_plan,
+    captures_of,
     count_notes,
     extended,
+    late_secrets_note,
     planned_append,
     state_to_save,
     state_unavailable_reason,
@@ -63,7 +65,7 @@ class SetRun:
             append = append_plan(self.target, paths, options, read_again)
             if append is None:
                 return self.over(paths, options)
-            notes = [f"{path}: is in {self.target} already; left out" for path in append.left_out]
+            notes = append.notes
             if append.inputs:
                 notes += self.after_set(append)
         except ReadAgainError as error:
@@ -74,17 +76,22 @@ class SetRun:
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
         """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
         an existing set are among them."""
-        with planned(find_captures(paths), options, self.spool, self._in_tasks()) as plan:
+        inputs = find_captures(paths)
+        notes: list[str] = []
+        if self.keeps:
+            inputs, notes = captures_of(inputs)
+        with planned(inputs, options, self.spool, self._in_tasks()) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(options, plan)
             plan = replace(plan, keeps=reason is None)
-            return self._done(plan, None, reason, read_again)
+            return notes + self._done(plan, None, reason, read_again)
 
     def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
         with planned_append(append, self.spool, self._in_tasks()) as plan:
-            return self._done(plan, append)
+            notes = late_secrets_note(self.target, plan, append)
+            return notes + self._done(plan, append)
 
     def _in_tasks(self) -> Runner | None:
         from kdissect.pipeline import spark as on_spark

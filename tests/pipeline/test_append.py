@@ -232,6 +232,21 @@ def test_a_bucket_that_is_too_large_ends_its_connections(tmp_path, in_process, m
     assert counted(tables) == {"carry_limit": 1}
 
 
+def test_secrets_that_come_late_are_told(tmp_path, out, in_process):
+    """An append keeps connections encrypted whose secrets came after their first bytes."""
+    captures = rotated(plain(CAPTURES / "tls13.pcap.gz", tmp_path), 2, tmp_path / "parts")
+    keylog = tmp_path / "keys.log"
+    keylog.write_text("# no secrets yet\n")
+    count = len([row for row in appended(out, captures[0], keylog=keylog).connections.to_pylist()
+                 if row["protocol"] == "tls"])  # fmt: skip
+    shutil.copyfile(CAPTURES / "tls13.keylog", keylog)
+    told = f"{count} connections were not decrypted, and a key log has changed since"
+    assert count > 0
+    assert appended(out, captures[1], keylog=keylog).notes[0] == f"{told}: --read-again uses it"
+    again = appended(out, captures[1], keylog=keylog, read_again=True)
+    assert all_rows(again) == all_rows(kdissect.read(captures, keylog=keylog))
+
+
 def test_names_that_earlier_rows_lack_are_counted(tmp_path, out, in_process):
     """Topic names that come late are counted; --read-again gives the rows of one run."""
     captures = rotated(plain(CAPTURES / "sarama.pcap.gz", tmp_path), 5, tmp_path / "parts")
@@ -341,6 +356,48 @@ def test_a_capture_counts_once(halves):
     Path(captures[1]).write_bytes(Path(captures[1]).read_bytes()[:-9])
     with pytest.raises(kdissect.CaptureError, match=r"it must be read again: .*not what it was"):
         appended(out, captures[1])
+
+
+def test_files_that_are_no_captures_are_left_out_until_they_are(tmp_path, in_process):
+    """A file that `tcpdump` has just opened does not end the chain of appends, nor does a note."""
+    out, folder, captures = tmp_path / "tables", tmp_path / "folder", []
+    folder.mkdir()
+    for number in range(3):
+        talk = Talk(40000 + number, number * 3_600_000_000)
+        talk.exchange(1)
+        talk.close()
+        captures.append(str(write_packets(folder / f"dump-{number}.pcap", talk.packets)))
+        newest = folder / f"dump-{number + 1}.pcap"
+        newest.write_bytes(b"")
+        tables = appended(out, folder)
+        assert tables.exchanges.num_rows == number + 1
+        assert tables.notes[-1] == f"{newest}: the file is empty; left out"
+        assert tables.manifest.get("append", {"read_again": None}) == {"read_again": None}
+    (folder / "notes.txt").write_text("no capture")
+    before = (out / MANIFEST).read_bytes()
+    tables = appended(out, folder)
+    assert f"{folder / 'notes.txt'}: not a pcap or pcapng file; left out" in tables.notes
+    assert (out / MANIFEST).read_bytes() == before
+    assert sorted(row["path"] for row in tables.captures.to_pylist()) == captures
+    check(tables, captures)
+
+
+def test_a_capture_that_was_listed_as_empty_is_new(tmp_path, out, in_process):
+    """Sets of earlier releases list such files, which an append neither reads nor compares."""
+    talk = Talk()
+    talk.exchange(1)
+    first = write_packets(tmp_path / "0.pcap", talk.packets)
+    appended(out, first)
+    manifest = json.loads((out / MANIFEST).read_text())
+    (item,) = manifest["inputs"]
+    listed = item | {"path": str(tmp_path / "1.pcap"), "size": 0, "is_capture": False}
+    manifest["inputs"].append(listed)
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    talk.packets.clear()
+    talk.exchange(2)
+    second = write_packets(tmp_path / "1.pcap", talk.packets)
+    os.unlink(first)
+    assert appended(out, second).exchanges.num_rows == 2
 
 
 def test_a_capture_that_grew_while_it_was_read_is_read_again(tmp_path, in_process, monkeypatch):

@@ -128,6 +128,11 @@ def test_an_append_in_a_store(
     assert tables.notes[0] == f"{urls[0]}: is in {out} already; left out"
     assert store.get_bytes("parts/part000.pcap") < 100, "its first bytes say what it is"
     check(tables, urls[:2])
+    notes = store.put("parts/notes.txt", b"no capture")
+    named_again = append_plan(out, [store.url("parts/*[01s].[pt]*")], Options())
+    assert named_again is not None
+    assert named_again.inputs == []
+    assert named_again.notes[-1] == f"{notes}: not a pcap or pcapng file; left out"
     store.put("parts/part000.pcap", Path(parts[0]).read_bytes() + bytes(16))
     with pytest.raises(ReadAgainError, match=r"part000\.pcap is not what it was"):
         append_plan(out, [urls[0], urls[2]], Options())
