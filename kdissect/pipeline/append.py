@@ -225,13 +225,19 @@ def append_plan(
             keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
         ),
     )
-    listed = {item["path"]: item for item in manifest["inputs"] if item["is_capture"]}
+    listed = {
+        name: item
+        for item in manifest["inputs"]
+        if item["is_capture"]
+        for name in (item["path"], item.get("real_path", os.path.realpath(item["path"])))
+    }
     for item in find_captures(list(paths)):
         if item.format == UNSEEN:
             item = describe(item.path)
-        if item.path not in listed:
+        earlier = listed.get(item.path) or listed.get(os.path.realpath(item.path))
+        if earlier is None:
             append.inputs.append(item)
-        elif not is_the_same(item, listed[item.path], known["changed_ns"]):
+        elif not is_the_same(item, earlier, known["changed_ns"]):
             raise ReadAgainError(f"{item.path} is not what it was")
         else:
             append.notes.append(f"{item.path}: is in {out} already; left out")

@@ -466,14 +466,16 @@ def manifest_inputs(plan: RunPlan, hashes: dict[int, str]) -> list[dict[str, Any
 
     size: before the run read the file, so that an append sees whether it grew since then. hashes:
     sha256 of so many bytes by number in `plan.files`, from the scan. For a stream both are those of
-    its spooled copy. An object also has the store's `etag`.
+    its spooled copy. An object also has the store's `etag`, a local file its `real_path`.
     """
     listed = []
     files = plan.files[plan.earlier_count :]
     for number, (info, file) in enumerate(
         zip(plan.captures, files, strict=True), plan.earlier_count
     ):
-        etag = {"etag": file.tag} if is_remote(file.path) else {}
+        place = {"real_path": os.path.realpath(file.path)}
+        if is_remote(file.path):
+            place = {"etag": file.tag}
         item = {"path": info.path, "size": file.size, "sha256": hashes.get(number)}
-        listed.append({**item, **etag, "is_capture": info.source >= 0})
+        listed.append({**item, **place, "is_capture": info.source >= 0})
     return listed

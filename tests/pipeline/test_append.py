@@ -358,6 +358,23 @@ def test_a_capture_counts_once(halves):
         appended(out, captures[1])
 
 
+def test_a_capture_counts_once_by_any_of_its_names(halves, tmp_path, monkeypatch):
+    """A relative path, an absolute one and a link name the same file."""
+    captures, _ = halves
+    out = tmp_path / "relative"
+    monkeypatch.chdir(Path(captures[0]).parent)
+    kdissect.dissect(None, "part000.pcap", out, keep_state=True)
+    before = (out / MANIFEST).read_bytes()
+    link = tmp_path / "link.pcap"
+    link.symlink_to(captures[0])
+    for name in ("./part000.pcap", captures[0], str(link)):
+        assert appended(out, name).notes == [f"{name}: is in {out} already; left out"]
+    monkeypatch.chdir(tmp_path)
+    for name in (captures[0], "link.pcap"):
+        assert appended(out, name).notes == [f"{name}: is in {out} already; left out"]
+    assert (out / MANIFEST).read_bytes() == before
+
+
 def test_files_that_are_no_captures_are_left_out_until_they_are(tmp_path, in_process):
     """A file that `tcpdump` has just opened does not end the chain of appends, nor does a note."""
     out, folder, captures = tmp_path / "tables", tmp_path / "folder", []
