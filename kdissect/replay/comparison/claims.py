@@ -84,10 +84,10 @@ class Claims:
             ApiKey.DELETE_TOPICS: self._delete_topics,
             ApiKey.ALTER_CONFIGS: self._alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
-            ApiKey.JOIN_GROUP: self._join,
-            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._join,
-            ApiKey.SHARE_GROUP_HEARTBEAT: self._join,
-            ApiKey.STREAMS_GROUP_HEARTBEAT: self._join,
+            ApiKey.JOIN_GROUP: self._group_is_back,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._group_is_back,
+            ApiKey.SHARE_GROUP_HEARTBEAT: self._group_is_back,
+            ApiKey.STREAMS_GROUP_HEARTBEAT: self._group_is_back,
             ApiKey.OFFSET_COMMIT: self._offset_commit,
             ApiKey.TXN_OFFSET_COMMIT: self._txn_offset_commit,
             ApiKey.OFFSET_DELETE: self._forget_group,
@@ -181,13 +181,13 @@ class Claims:
 
     # -- groups and transactions ----------------------------------------------------------------
 
-    def _join(self, reply: Reply) -> None:
+    def _group_is_back(self, reply: Reply) -> None:
         """A deleted group comes back with a member or a commit."""
         self._claims.pop(("group", self._name("group", reply.request["group_id"])), None)
 
     def _committed(self, reply: Reply) -> Iterator[tuple[Subject, _Claim]]:
         """Claims of a request that commits offsets. Refused ones stay as they were."""
-        self._join(reply)
+        self._group_is_back(reply)
         group = self._name("group", reply.request["group_id"])
         results = dict(self._topics.logs(reply.body))
         for log, partition in self._topics.logs(reply.request):

@@ -38,6 +38,7 @@ from kdissect.replay.fields import Match, as_fields
 from kdissect.replay.model import ABSENT, Difference, Outcome, Resource, Verdict, tolerate
 
 _SETTINGS_MAX = 4
+_CONFIG, _OTHER_VALUE = 4, 5  # ranks (`_rank`)
 _GROUP_PARTS = frozenset({"commits", "share"})
 # What an element's name says about a kind; other elements are counted.
 _NAMED = ("configs[]", "api_keys[]", "_features[]")
@@ -313,13 +314,13 @@ def _rank(outcome: Outcome, one: Difference) -> int:
     if is_code or (is_of_topics and "configs" not in one.place):
         return 3
     if "configs[]" in one.place:
-        return 4
-    return 6 if one.place.startswith("api_") else 5
+        return _CONFIG
+    return 6 if one.place.startswith("api_") else _OTHER_VALUE
 
 
 def _explains(outcome: Outcome, one: Difference) -> bool:
     """Return whether later differences may follow from it: not from a config or another value."""
-    return not one.rule and _rank(outcome, one) not in (4, 5)
+    return not one.rule and _rank(outcome, one) not in (_CONFIG, _OTHER_VALUE)
 
 
 def _word(outcome: Outcome) -> str:
