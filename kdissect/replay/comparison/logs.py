@@ -258,8 +258,8 @@ class Logs(dict[tuple[Log, int], LogFacts]):
                 )
                 room = min(asked.get("partition_max_bytes", 0), left) if size else _ANY_BATCH
                 found = batches_of(partition["records"] or b"")
-                lists = aborted if is_committed else None
-                fetched = _Fetched(log, reply, found, offset, room if is_due else -1, lists)
+                fetched = _Fetched(log, reply, found, offset, room if is_due else -1)
+                fetched.aborted = aborted if is_committed else None
                 facts = self.of(log, reply.sent_ns)
                 facts.add(fetched)
                 facts.shows(reply, _FETCHED, partition, **_WATERMARKS)
