@@ -21,7 +21,6 @@ from kdissect.capture.link_layers import (
     REASON_COUNT,
     TCP_FOUND,
     find_headers,
-    find_option,
     reason_name,
 )
 from kdissect.capture.mapped_files import Sources
@@ -117,13 +116,11 @@ def _pairs(words: Ints) -> Rows:
 
 
 @inlined
-def _of_timestamps(buf: Bytes, pos: int, end: int) -> int:
-    """16 bits of TCP's timestamps (RFC 7323) from the options buf[pos:end]; 0 if there are none."""
-    # RFC 7323, 3.2: kind 8, length 10, TSval, TSecr
-    at = find_option(np.uint64(buf.ctypes.data) + np.uint64(pos), end - pos, 8, 10)
-    if at < 0:
-        return 0
-    mixed = read_u32(buf, pos + at + 2) * 31 + read_u32(buf, pos + at + 6)
+def _of_options(buf: Bytes, pos: int, end: int) -> int:
+    """16 bits of the TCP options buf[pos:end], whole words (RFC 9293, 3.1); 0 without any."""
+    mixed = 0
+    for at in range(pos, end - 3, 4):
+        mixed = mixed * 31 + read_u32(buf, at)
     return (mixed ^ (mixed >> 16)) & 0xFFFF
 
 
@@ -215,9 +212,10 @@ def _scan_packets(
         row["captured"] = max(headers["end"] - payload, 0)
         row["length"] = headers["wire_end"] - payload
         row["ip_id"] = headers["ip_id"]
-        # IPv6 has no identification in its header; TCP's timestamps distinguish copies instead
-        if headers["is_ipv6"]:
-            row["ip_id"] = _of_timestamps(buf, tcp + 20, min(payload, headers["end"]))
+        # IPv6 has no identification in its header, and IPv4 needs none in packets that are never
+        # fragmented (RFC 6864). TCP's options distinguish copies instead: timestamps, SACK blocks.
+        if headers["ip_id"] == 0:
+            row["ip_id"] = _of_options(buf, tcp + 20, min(payload, headers["end"]))
         flags = read_u8(buf, tcp + 13)
         if flags & SYN and payload <= headers["end"]:
             row["option_words"] = (headers["tcp_header"] >> 2) - 4

@@ -1,6 +1,7 @@
 """From link layer to TCP: every layer by hand, and random chains of layers against the oracle."""
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from kdissect.capture.segments import FRAGMENT_PART, MAPPED, NO_HEADER
 from tests.builders.captures import pcap
 from tests.builders.packets import ethernet, geneve, ipv4, ipv6, tcp, udp, vxlan
 from tests.capture.scanned import ignored_of, read, segments_of, write
-from tests.oracles.link_layers import Ignored, Segment, find_tcp, scan_capture
+from tests.oracles.link_layers import Ignored, Segment, find_tcp, of_options, scan_capture
 
 SEGMENT = tcp(b"payload", options=bytes([1, 1, 1, 0]), seq=2**32 - 1, ack=7, flags=0x19)
 IP4, IP6 = ipv4(SEGMENT), ipv6(SEGMENT)
@@ -93,7 +94,7 @@ def test_layers_lead_to_the_innermost_tcp_payload(tmp_path: Path, name: str) -> 
     assert segment.endpoints[4] == (43 if "vxlan" in name or "geneve" in name else 0)
     # The innermost addresses count.
     is_v6 = packet.rfind(bytes.fromhex("fd00")) > packet.rfind(bytes([10, 0, 0, 1]))
-    assert segment.ip_id == (0 if is_v6 else 7)
+    assert segment.ip_id == (of_options(SEGMENT[20:-7]) if is_v6 else 7)
     a, a_port, b, b_port, _ = segment.endpoints
     assert sorted([a_port, b_port]) == [9092, 40000]
     assert (a, a_port) <= (b, b_port)
@@ -180,19 +181,19 @@ def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) ->
         assert (segment.length, segment.flags) == (0, 0)
 
 
-def test_timestamps_stand_in_for_the_identification_of_ipv6(tmp_path: Path) -> None:
-    """IPv6 has no identification; TCP timestamps (RFC 7323) take its place."""
+@pytest.mark.parametrize("layer", [ipv6, lambda data: ipv4(data, ip_id=0)])
+def test_options_stand_in_for_an_identification(
+    tmp_path: Path, layer: Callable[[bytes], bytes]
+) -> None:
+    """IPv6 has none, and IPv4 may leave it 0: timestamps or SACK blocks tell packets apart."""
 
-    def found(value: int, echo: int, before: bytes = b"\1\1") -> int:
-        options = before + b"\x08\x0a" + struct.pack(">II", value, echo)
-        packet = ipv6(tcp(b"x", options=options + bytes(-len(options) % 4)))
+    def found(value: int, edge: int) -> int:
+        options = b"\1\1\x08\x0a" + struct.pack(">II", value, 9)
+        options += b"\1\1\5\x0a" + struct.pack(">II", 1000, edge)
+        packet = layer(tcp(b"x", options=options))
         return one(tmp_path, packet, len(packet), 101).ip_id
 
-    assert found(7, 9) == found(7, 9, b"\2\4\5\xb4\4\2") != found(8, 9)
-    assert found(7, 9) != found(7, 10)
-    for options in (bytes(4), b"\x08\x0a\0\0", b"\x08\0\0\0", b"\1\1\1\x08", b"\2\4\5\xb4"):
-        packet = ipv6(tcp(b"x", options=options))
-        assert one(tmp_path, packet, len(packet), 101).ip_id == 0
+    assert found(7, 2000) == found(7, 2000) != found(8, 2000) != found(7, 3000) != found(7, 2000)
 
 
 def test_ip_length_zero_means_all_that_was_sent(tmp_path: Path) -> None:

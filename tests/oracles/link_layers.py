@@ -258,20 +258,12 @@ class Segment(NamedTuple):
     window: int
 
 
-def of_timestamps(options: bytes) -> int:
-    """16 bits of TCP's timestamps, which stand in for IPv6's missing identification."""
-    while options and options[0] != 0:
-        if options[0] == 1:
-            options = options[1:]
-            continue
-        if len(options) < 2 or options[1] < 2:
-            break
-        if options[:2] == b"\x08\x0a" and len(options) >= 10:
-            value, echo = struct.unpack_from(">II", options, 2)
-            mixed = value * 31 + echo
-            return (mixed ^ mixed >> 16) & 0xFFFF
-        options = options[options[1] :]
-    return 0
+def of_options(options: bytes) -> int:
+    """16 bits of the options' 32-bit words, which stand in for an identification that is 0."""
+    mixed = 0
+    for (word,) in struct.iter_unpack(">I", options[: len(options) // 4 * 4]):
+        mixed = mixed * 31 + word
+    return (mixed ^ mixed >> 16) & 0xFFFF
 
 
 def to_segment(packet: Packet, data: bytes) -> Segment:
@@ -294,9 +286,7 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
     (window,) = struct.unpack_from(">H", content, at.pos + 14)
     payload = at.pos + at.tcp_header
     has_options = flags & SYN and payload <= at.end
-    ip_id = at.ip_id
-    if at.is_ipv6:
-        ip_id = of_timestamps(content[at.pos + 20 : min(payload, at.end)])
+    ip_id = at.ip_id or of_options(content[at.pos + 20 : min(payload, at.end)])
     return Segment(
         packet.time_ns, packet.data_pos + payload, packet.number, seq, ack,
         max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network),
