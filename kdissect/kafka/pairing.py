@@ -69,13 +69,14 @@ def buckets_for(start: Indices, scratch: Scratch) -> Buckets:
 class _Answer(NamedTuple):
     """A response while it is paired, and the requests of its connection: rows start to stop.
 
-    highest: the last request answered before it.
+    highest: the last request answered before it. first: the segment of its first byte.
     """
 
     start: int
     stop: int
     highest: int
     correlation: int
+    first: int
     time: int
     kind: int
     is_behind_break: bool
@@ -90,9 +91,10 @@ def _waits(requests: Rows, row: int) -> bool:
 
 @inlined
 def _may_answer(answer: _Answer, requests: Rows, row: int) -> bool:
-    """Return whether a response can belong to the request `row`, as clocks go."""
+    """Return whether a response can belong to the request `row`: it was captured later, or its
+    clock says so."""
     request = requests[row]
-    if request["time"] <= answer.time:
+    if request["first"] <= answer.first or request["time"] <= answer.time:
         return True
     if request["kind"] == TOKEN or request["time"] > answer.time + CLOCKS_MAX_NS:
         return False
@@ -205,7 +207,8 @@ def pair(asking: Frames, answering: Frames, is_closed: Bytes, buckets: Buckets) 
             response = responses[number]
             is_behind = response["before"] != NO_BREAK
             correlation, time, kind = response["correlation"], response["time"], response["kind"]
-            answer = _Answer(start, stop, highest, correlation, time, kind, is_behind)
+            begin = response["first"]
+            answer = _Answer(start, stop, highest, correlation, begin, time, kind, is_behind)
             while first < stop and (
                 not _waits(requests, first) or requests[first]["kind"] == SILENT
             ):

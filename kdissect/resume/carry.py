@@ -194,7 +194,7 @@ class ConnectionCarry:
 
     def _without_earlier(self, row: np.void, segments: Rows, rows: Ints) -> Ints:
         """Rows without further copies of the connection's SYNs, whose bytes are released, and
-        without packets of an earlier connection."""
+        without packets of an earlier connection, which only a late capture brings."""
         some = segments[rows]
         header = np.zeros(2, np.int64)
         header[row["earlier"]["client_side"]] = row["tcp"]["proxy_byte_count"]
@@ -204,6 +204,7 @@ class ConnectionCarry:
         is_copy &= row["seq"][some["side"]] != NO_NUMBER
         first_time = row["connection"]["first_time_ns"]
         is_earlier = some["time_ns"] < first_time - CLOCKS_MAX_NS
+        is_earlier &= self.patience.begin_ns > 0
         self.counts.late += int((is_earlier & (some["length"] > 0)).sum())
         return rows[~is_copy & ~is_earlier]
 

@@ -15,6 +15,7 @@ from tests.oracles.pairing import Request, Response
 ids = st.one_of(st.integers(0, 4), st.integers(2**32 - 2, 2**32 - 1), st.integers(0, 40))
 kinds = st.sampled_from((EXPECTS, EXPECTS, EXPECTS, SILENT, TOKEN))
 steps = st.integers(0, 600_000_000)
+places = st.sampled_from((0, 1, 1, 2))  # in the capture; clocks may step back
 
 
 @st.composite
@@ -23,13 +24,13 @@ def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool]:
     requests, responses = [], []
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
-        requests.append(Request(draw(ids), time, draw(kinds)))
+        requests.append(Request(draw(ids), time, draw(kinds), draw(places)))
     time = draw(steps) - 300_000_000
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
         kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
         is_behind = draw(st.sampled_from((False, False, True)))
-        responses.append(Response(draw(ids), time, kind, is_behind))
+        responses.append(Response(draw(ids), time, kind, is_behind, draw(places)))
     return requests, responses, draw(st.booleans())
 
 
@@ -44,10 +45,11 @@ def kernel(
     pending["partner"] = answer_rows["partner"] = -1
     for row, request in zip(pending, requests, strict=True):
         row["correlation"], row["time"] = request.correlation_id, request.time_ns
-        row["kind"] = request.kind
+        row["kind"], row["first"] = request.kind, request.place
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns
         row["kind"], row["before"] = response.kind, response.is_behind_break
+        row["first"] = response.place
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7

@@ -28,6 +28,7 @@ class Request(NamedTuple):
     correlation_id: int
     time_ns: int
     kind: int  # EXPECTS, TOKEN, SILENT
+    place: int = 1  # in the capture
 
 
 class Response(NamedTuple):
@@ -35,13 +36,16 @@ class Response(NamedTuple):
     time_ns: int
     kind: int  # EXPECTS or TOKEN
     is_behind_break: bool = False
+    place: int = 0
 
 
-def may_answer(requests: Sequence[Request], row: int, time_ns: int) -> bool:
-    """A request is not younger than its response, but for clocks; never with a neighbour's id, nor
-    without an id."""
-    if requests[row].time_ns <= time_ns or requests[row].kind == TOKEN:
-        return requests[row].time_ns <= time_ns
+def may_answer(requests: Sequence[Request], row: int, response: Response) -> bool:
+    """A request comes before its response, by place or clock. The clocks of two taps differ, but
+    then it has no neighbour's id, and an id at all."""
+    time_ns = response.time_ns
+    is_before = requests[row].time_ns <= time_ns or requests[row].place <= response.place
+    if is_before or requests[row].kind == TOKEN:
+        return is_before
     neighbours = [*requests[max(0, row - 1) : row], *requests[row + 1 : row + 2]]
     own = all(other.correlation_id != requests[row].correlation_id for other in neighbours)
     return own and requests[row].time_ns <= time_ns + CLOCKS_APART_NS
@@ -66,21 +70,21 @@ def pair(
         if wanted == TOKEN and is_behind:
             for row in waiting:
                 if highest < row <= highest + TOKENS_AHEAD and requests[row].kind == TOKEN:
-                    if not may_answer(requests, row, response.time_ns):
+                    if not may_answer(requests, row, response):
                         break
                     found = row
         elif wanted == TOKEN:
             oldest = [row for row in waiting if requests[row].kind != SILENT][:1]
             if oldest and requests[oldest[0]].kind == TOKEN:
                 row = oldest[0]
-                found = row if may_answer(requests, row, response.time_ns) else -1
+                found = row if may_answer(requests, row, response) else -1
         else:
             same = [
                 row
                 for row in waiting
                 if requests[row].kind != TOKEN
                 and requests[row].correlation_id == response.correlation_id
-                and may_answer(requests, row, response.time_ns)
+                and may_answer(requests, row, response)
             ]
             expecting = [row for row in same if requests[row].kind == EXPECTS]
             in_order = [row for row in expecting if row > highest]

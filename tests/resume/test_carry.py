@@ -39,6 +39,16 @@ def test_each_exchange_with_its_answer(talk: Talk, run: Run) -> None:
     assert found[-1] == []
 
 
+def test_a_clock_that_steps_back_loses_nothing(talk: Talk, run: Run) -> None:
+    """A packet with a time before the connection is one of it: no capture comes late here."""
+    talk.time = 100 * SECOND
+    talk.exchange(0)
+    talk.time -= 10 * SECOND
+    for number in (1, 2):
+        talk.exchange(number)
+    assert flat(run.packets(talk.packets)) == [(number, "paired") for number in range(3)]
+
+
 def test_a_request_is_queued_until_the_response_before_has_ended(talk: Talk, run: Run) -> None:
     """Each in a window of its own, as in one run over all: the connection's state has that end."""
     talk.exchange(0)
