@@ -27,8 +27,8 @@ FRAME = np.dtype(
         ("api_version", "i8"),
         ("correlation", "i8"),  # unsigned id
         ("kind", "i8"),  # EXPECTS, TOKEN or SILENT
-        ("first", "i8"),  # segments of the first and the last captured byte
-        ("last", "i8"),
+        ("first", "i8"),  # segment of the first byte
+        ("last", "i8"),  # the latest segment
         ("extent_start", "i8"),
         ("extent_count", "i8"),
         ("captured", "i8"),  # number of captured bytes, with the size prefix
@@ -93,11 +93,17 @@ def extents_max(stream: Stream, index: int, end: int) -> int:
 
 
 @kernel
-def _put_extents(stream: Stream, index: int, begin: int, end: int, tables: Tables) -> int:
-    """Append the extents of the bytes [begin, end), gaps included; returns the captured bytes."""
+def _put_extents(
+    stream: Stream, index: int, begin: int, end: int, tables: Tables
+) -> tuple[int, int]:
+    """Append the extents of the bytes [begin, end), gaps included.
+
+    Returns the number of captured bytes and the latest segment of these and of piece `index`.
+    """
     pieces, stop = stream.pieces, stream.stop
     extents, used = tables.extents, tables.used
     captured = int64(0)
+    latest = int64(pieces[index]["segment"])
     here = begin
     while here < end:
         while index < stop and pieces[index]["end"] <= here:
@@ -110,12 +116,15 @@ def _put_extents(stream: Stream, index: int, begin: int, end: int, tables: Table
         else:
             until = min(end, pieces[index]["end"])
             extent["pos"] = pieces[index]["file_pos"] + (here - pieces[index]["pos"])
-            extent["source"] = stream.source[pieces[index]["segment"]]
+            segment = int64(pieces[index]["segment"])
+            extent["source"] = stream.source[segment]
             captured += until - here
+            if stream.times[segment] >= stream.times[latest]:
+                latest = segment
         extent["length"] = until - here
         used[EXTENTS] += 1
         here = until
-    return captured
+    return captured, latest
 
 
 @kernel
@@ -145,7 +154,7 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Struct, tables: Table
     frame["is_lost"] = 0
     frame["first"] = pieces[index]["segment"]
     first = used[EXTENTS]
-    captured = _put_extents(stream, index, pos + 4, end, tables)
+    captured, frame["last"] = _put_extents(stream, index, pos + 4, end, tables)
     frame["extent_start"] = first
     frame["extent_count"] = used[EXTENTS] - first
     frame["captured"] = captured + 4
@@ -154,10 +163,6 @@ def put_frame(stream: Stream, index: int, kind: int, walk: Struct, tables: Table
     after["in_tokens"] = walk["in_tokens"]
     after["is_young"] = walk["is_young"]
     after["last_id"] = walk["last_id"]
-    last = find(pieces, index, stream.stop, end - 1)
-    if last >= stream.stop or pieces[last]["pos"] >= end:
-        last -= 1
-    frame["last"] = pieces[last]["segment"]
     walk["pos"] = end
     walk["covered"] = end
     walk["reason"] = SIZE_MISSING

@@ -212,11 +212,19 @@ def _remember(walk: Struct, client: int) -> None:
 
 @inlined
 def _ends_well(stream: Stream, index: int, pos: int, walk: Struct) -> bool:
-    """Return whether a request, or the end of the stream, follows a frame that ends at `pos`."""
+    """Return whether a request, or the end of the stream, follows a frame that ends at `pos`.
+
+    A request of an unknown version without client id has little of its own. Two of them with
+    consecutive ids are enough.
+    """
     if pos >= stream.end:
         return pos == stream.end
+    header, following = walk["header"], walk["following"]
     after = find(stream.pieces, index, stream.stop, pos)
-    return search.request_header(stream, after, pos, walk, walk["following"]) == search.GOOD
+    if search.request_header(stream, after, pos, walk, following) == search.GOOD:
+        return True
+    is_nameless = header["client_hash"] == 0 and following["client_hash"] == 0
+    return is_nameless and search.step(following["correlation"], header["correlation"]) == 1
 
 
 @kernel

@@ -6,7 +6,8 @@ from enum import IntEnum
 
 import numpy as np
 
-DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its sequence number is meaningless
+# Marks of a segment. UNUSED: its sequence number is meaningless. IGNORED: its receiver ignores it.
+DUPLICATE, PROBE, UNUSED, IGNORED = 1, 2, 4, 8
 NO_ACK = -(1 << 62)  # no acknowledgment
 
 # Facts of a stream, which is one side of a connection. Numbers are unwrapped sequence numbers.

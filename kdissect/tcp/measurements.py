@@ -40,7 +40,7 @@ from kdissect.capture.segments import (
     option_sizes,
 )
 from kdissect.jit import inlined, int64, kernel, load_u8, load_u16
-from kdissect.tcp.columns import DUPLICATE, UNUSED
+from kdissect.tcp.columns import DUPLICATE, IGNORED, UNUSED
 
 NO_TIME = -(1 << 62)
 UNKNOWN = -1
@@ -268,7 +268,7 @@ def _walk(
         c = connections[which]
         if c["active_time"] == NO_TIME:
             c["active_time"] = s["time_ns"]
-        if s["marks"] & NO_HEADER:
+        if s["marks"] & NO_HEADER or mark[row] == IGNORED:
             continue
         side = int64(s["side"])
         own, peer = sides[2 * which + side], sides[2 * which + 1 - side]

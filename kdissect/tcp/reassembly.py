@@ -8,7 +8,8 @@ time of a capture never decreases: it is the running maximum over this pair's se
 capture. So the order does not depend on other segments in the batch.
 
 *Duplicates.* A packet that was captured twice (equal IP id, seq, ack, flags, window, length, side
-and bytes, within 10 ms) counts once and is otherwise ignored. Copies are searched among the last
+and bytes, within 10 ms) counts once and is otherwise ignored: of two, the one that has fewer of its
+bytes. Copies are searched among the last
 packets of the pair, at least COPIES_MAX / 2 of them.
 
 *Connections.* A pair of endpoints may carry several connections, one after the other. A new one
@@ -18,8 +19,8 @@ starts with
   that connection;
 - a SYN-ACK that does not acknowledge this connection's SYN;
 - a sequence number more than 2^30 away from this side's last one, or, after the connection was
-  closed, data more than 2^24 away. An RST never starts a connection, because senders put any number
-  in it.
+  closed, data more than 2^24 away. An RST never starts a connection. More than 2^24 away from its
+  side's numbers, it ends none either: its receiver ignores it.
 
 *Positions.* Sequence numbers are unwrapped relative to the last one of the same side, or to the
 peer's acknowledgment if there is none. So positions have 64 bits and never wrap. Position 0 is the
@@ -67,6 +68,7 @@ from kdissect.tcp.columns import (
     CONFLICT,
     CONNECTION,
     DUPLICATE,
+    IGNORED,
     NO_ACK,
     PROBE,
     SIDE,
@@ -96,7 +98,7 @@ class Streams:
     sides: Rows  # SIDE
     pieces: Pieces
     conflicts: Rows  # CONFLICT
-    mark: Marks  # per segment: DUPLICATE, PROBE, UNUSED
+    mark: Marks  # per segment, as of `Numbered`
     facts: TcpFacts
 
 
@@ -105,7 +107,7 @@ class Numbered(NamedTuple):
 
     number: of the first payload byte.
     acknowledged: of the first byte not yet acknowledged, or NO_ACK.
-    mark: DUPLICATE, PROBE, UNUSED or 0.
+    mark: DUPLICATE, PROBE, UNUSED, IGNORED or 0.
     """
 
     connection: Ints
@@ -248,7 +250,8 @@ def _same_packet(segments: Rows, address: Addresses, one: int, two: int, window_
 
 @inlined
 def _earlier_copy(segments: Rows, address: Addresses, row: int, table: Ints, window_ns: int) -> int:
-    """The segment that `row` is a second copy of, or -1; then `row` is added to the table.
+    """The segment that `row` is a second copy of, or -1. `row` is added to the table if it is new,
+    or has more bytes than that copy.
 
     The table uses open addressing and examines at most PROBES_MAX slots. So an input that is built
     to collide makes it miss duplicates, but not slow.
@@ -265,6 +268,8 @@ def _earlier_copy(segments: Rows, address: Addresses, row: int, table: Ints, win
                 place = at
             break
         if _same_packet(segments, address, other, row, window_ns):
+            if s["captured"] > segments[other]["captured"]:
+                table[at] = row
             return int64(other)
         is_old = int64(s["time_ns"]) - int64(segments[other]["time_ns"]) > window_ns
         if place < 0 and is_old:
@@ -391,10 +396,15 @@ def _split_connections(
                 _begin_table(segments, mark, known_from, row, table)
             copy_of = _earlier_copy(segments, address, row, table, window_ns)
             if copy_of >= 0:
-                mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]
                 number[row] = number[copy_of]
-                acknowledged[row] = NO_ACK
+                acknowledged[row] = acknowledged[copy_of]
+                mark[row] = mark[copy_of]
+                # a snap length may have cut either copy
+                is_longer = segments[row]["captured"] > segments[copy_of]["captured"]
+                ignored = copy_of if is_longer else row
+                mark[ignored] = DUPLICATE
+                acknowledged[ignored] = NO_ACK
                 continue
             s = segments[row]
             flags = int64(s["flags"])
@@ -423,11 +433,10 @@ def _split_connections(
                 pos = walk[side]["pos"] + distance(here, walk[side]["number"])
             elif flags & RST:
                 mark[row] = UNUSED
-            # RFC 9293, 3.5.3 and RFC 5961: an RST's sequence number may be 0, or anything in the
-            # window.
+            # RFC 9293, 3.10.7.4 and RFC 5961, 3.2: a host ignores an RST outside of its window.
             is_far = abs(pos - walk[side]["pos"]) > FAR_ONCE_CLOSED
             if flags & RST and walk[side]["has_number"] and is_far:
-                mark[row] = UNUSED
+                mark[row] = IGNORED
             if mark[row] == 0:
                 if not walk[side]["has_number"] or pos < walk[side]["low"]:
                     walk[side]["low"] = pos
@@ -445,13 +454,18 @@ def _split_connections(
                     walk[other]["pos"] = 0
                     walk[other]["low"] = 0
                 away = distance(ack, walk[other]["number"])
-                if abs(away) <= FAR:
+                # RFC 5961, 4.2: to a SYN on the endpoints of an earlier connection, its peer may
+                # answer with the numbers of that one.
+                is_first = walk[other]["has_syn"] and not walk[side]["has_syn"] and not flags & SYN
+                if abs(away) <= (FAR_ONCE_CLOSED if is_first else FAR):
                     acknowledged[row] = walk[other]["pos"] + away
             if flags & SYN:
                 walk[side]["has_syn"] = 1
                 walk[side]["syn_number"] = here
                 walk[side]["syn_acked"] = ack if flags & ACK else -1
             # RFC 9293, 3.6: a FIN closes one direction; an RST (3.5.3) closes both.
+            if mark[row] == IGNORED:
+                continue
             if flags & FIN:
                 closed |= 1 << side
             if flags & RST:
@@ -505,6 +519,8 @@ def measure(segments: Rows, numbered: Numbered, connections: Rows, sides: Rows) 
         c["first_time"] = min(c["first_time"], time)
         c["last_time"] = max(c["last_time"], time)
         own["segment_count"] += counted
+        if mark[row] == IGNORED:
+            continue
         _close_and_open(c, own, flags, side, time, number[row])
         if acknowledged[row] != NO_ACK:
             peer = sides[2 * which + 1 - side]

@@ -102,6 +102,58 @@ def test_late_second_and_unasked_responses() -> None:
     assert kinds(book) == [Anomaly.RESPONSE_WITHOUT_REQUEST]
 
 
+def test_a_clock_that_steps_back_parts_no_pair() -> None:
+    """In one capture the order of the packets tells which response belongs to a request."""
+    book = Playbook().syn() >> request(1) << response(1) >> request(2)
+    book.time -= 3_600_000_000
+    book = book << response(2) >> request(3) << response(3)
+    assert book.exchanges() == [(1, "paired"), (2, "paired"), (3, "paired")]
+    assert kinds(book) == [Anomaly.NEGATIVE_LATENCY]
+
+
+def test_a_frame_ends_with_the_packet_that_completes_it() -> None:
+    """A segment that was lost before the tap comes last; the broker had to wait for it."""
+    whole = request(1, body=bytes(300))
+    book = Playbook().syn() >> whole[:100] >> Gap(100) >> whole[200:]
+    book.time += 300_000
+    book.segment(CLIENT, whole[100:200], 100) << response(1)
+    (row,) = book.run().exchanges
+    assert row["request"]["end_time_ns"] == row["response"]["time_ns"] - 1_000_000
+
+
+@pytest.mark.parametrize("client_id", ["", None])
+def test_new_versions_without_client_id(client_id: str | None) -> None:
+    """Of a version that nobody knows yet; two in a row confirm each other."""
+    book = Playbook().syn() >> request(1) << response(1)
+    for number in (2, 3, 4):
+        book = book >> request(number, 1, 99, client_id) << response(number)
+    assert [status for _, status in book.exchanges()] == ["paired"] * 4
+    assert not kinds(book)
+
+
+@pytest.mark.parametrize("old", [5000, 700_000_000, 3_000_000_000])
+def test_an_answer_from_an_earlier_connection(old: int) -> None:
+    """RFC 5961, 4.2: a broker that still has the old connection of a client's ports answers its SYN
+    with that one's numbers. The client resets it, and sends the SYN again."""
+    book = Playbook(isn=(100_000_000, 7000))
+    book.next = [100_000_000, 3_000_000]
+    book = book >> SYN
+    book.next[CLIENT] = old
+    book = book << ACK >> RST
+    book = book.syn() >> request(1) << response(1) >> request(2)
+    assert book.exchanges() == [(1, "paired"), (2, "response_missing")]
+    assert book.run().connections["close_reason"].tolist() == [CloseReason.CAPTURE_END]
+    assert not kinds(book)
+
+
+def test_an_rst_outside_the_window_is_ignored() -> None:
+    """RFC 5961, 3.2: the receiver goes on, and so does the connection."""
+    book = Playbook().syn() >> request(1) << response(1)
+    book.segment(BROKER, b"", 1 << 25, RST) >> request(2)
+    assert book.exchanges() == [(1, "paired"), (2, "response_missing")]
+    assert book.run().connections["close_reason"][0] == CloseReason.CAPTURE_END
+
+
 def test_a_gap_inside_a_frame_ends_nothing() -> None:
     """Missing bytes inside a frame make it partial; later frames are paired."""
     whole = request(2, body=b"x" * 400)

@@ -5,6 +5,7 @@ It takes the segments of one pair of endpoints in assembly order, with their cap
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kdissect.capture.segments import NO_HEADER
 from tests.oracles.segments import ACK, FIN, RST, SYN, Segment, distance
@@ -29,6 +30,15 @@ class Side:
     acknowledged: list[int] = field(default_factory=list)
     segment_count: int = 0
     duplicate_count: int = 0
+
+
+class Numbers(NamedTuple):
+    """What a segment says, unwrapped. is_ignored: its receiver ignores it."""
+
+    place: int
+    acknowledged: int | None
+    is_used: bool
+    is_ignored: bool
 
 
 @dataclass
@@ -84,60 +94,85 @@ def reassemble(
     connections: list[list[Side]] = []
     belongs: list[int] = []
     firsts: list[int] = []  # segments that are no copies
+    numbers: list[Numbers | None] = []  # None: a copy
     closed = 0
     for row, segment in enumerate(segments):
+        numbers.append(None)
         if segment.marks & NO_HEADER:
             if not connections:
                 connections.append([Side(), Side()])
             belongs.append(len(connections) - 1)
-            connections[-1][segment.side].segment_count += 1
             continue
         copy_of = [one for one in firsts if is_copy(segments[one], segment, window_ns)]
         if copy_of:
             belongs.append(belongs[copy_of[0]])
-            connections[belongs[-1]][segment.side].duplicate_count += segment.counted
+            if len(segment.payload) > len(segments[copy_of[0]].payload):
+                firsts[firsts.index(copy_of[0])] = row
+                numbers[row], numbers[copy_of[0]] = numbers[copy_of[0]], None
             continue
         firsts.append(row)
         if not connections or starts_anew(segment, connections[-1], closed):
             connections.append([Side(), Side()])
             closed = 0
         belongs.append(len(connections) - 1)
-        sides = connections[-1]
-        _add(segment, row, sides)
-        if segment.flags & FIN:
+        numbers[row] = found = _number(segment, connections[-1])
+        if segment.flags & FIN and not found.is_ignored:
             closed |= 1 << segment.side
-        if segment.flags & RST:
+        if segment.flags & RST and not found.is_ignored:
             closed = 3
+    for row, segment in enumerate(segments):
+        sides = connections[belongs[row]]
+        if segment.marks & NO_HEADER:
+            sides[segment.side].segment_count += 1
+        elif (known := numbers[row]) is None:
+            sides[segment.side].duplicate_count += segment.counted
+        else:
+            _add(segment, row, sides, known)
     return belongs, [(_stream(a, segments), _stream(b, segments)) for a, b in connections]
 
 
-def _add(segment: Segment, row: int, sides: list[Side]) -> None:
+def _number(segment: Segment, sides: list[Side]) -> Numbers:
     own, peer = sides[segment.side], sides[1 - segment.side]
     is_reset = bool(segment.flags & RST)
-    place, is_used = 0, not is_reset
+    place, is_used, is_ignored = 0, not is_reset, False
     if own.last is not None:
         place = own.last[1] + distance(segment.first, own.last[0])
-        is_used = not (is_reset and abs(place - own.last[1]) > FAR_ONCE_CLOSED)
+        # RFC 5961, 3.2: outside of any window
+        is_ignored = is_reset and abs(place - own.last[1]) > FAR_ONCE_CLOSED
+        is_used = not is_ignored
     if is_used:
         own.lowest = place if own.last is None else min(own.lowest, place)
         own.last = (segment.first, place)
+    acknowledged = None
     if segment.flags & ACK and not is_reset:
         if peer.last is None:
             peer.last, peer.lowest = (segment.ack, 0), 0
         away = distance(segment.ack, peer.last[0])
-        if abs(away) <= FAR:
-            peer.acknowledged.append(peer.last[1] + away)
-    own.segment_count += segment.counted
+        # RFC 5961, 4.2: of an earlier connection
+        is_challenge = peer.syn is not None and own.syn is None and not segment.flags & SYN
+        if abs(away) <= (FAR_ONCE_CLOSED if is_challenge else FAR):
+            acknowledged = peer.last[1] + away
     if segment.flags & SYN:
         own.syn = segment.first
         own.syn_acked = segment.ack if segment.flags & ACK else None
-        if own.origin is None:
-            own.origin = place
-            own.end = max(own.end, place) if own.data and own.end is not None else place
+    return Numbers(place, acknowledged, is_used, is_ignored)
+
+
+def _add(segment: Segment, row: int, sides: list[Side], numbers: Numbers) -> None:
+    own, peer = sides[segment.side], sides[1 - segment.side]
+    own.segment_count += segment.counted
+    if numbers.is_ignored:
+        return
+    place = numbers.place
+    if numbers.acknowledged is not None:
+        peer.acknowledged.append(numbers.acknowledged)
+    if segment.flags & SYN and own.origin is None:
+        own.origin = place
+        own.end = max(own.end, place) if own.data and own.end is not None else place
     if segment.flags & FIN:
         until = place + segment.length
         own.fin = until if own.fin is None else max(own.fin, until)
-    if segment.length == 0 or not is_used:
+    if segment.length == 0 or not numbers.is_used:
         return
     if own.end is not None and segment.length == 1 and place == own.end - 1:
         if not segment.flags & FIN:

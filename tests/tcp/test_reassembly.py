@@ -82,7 +82,9 @@ def conversations(draw: st.DrawFn) -> list[Segment]:
         clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
         if made and draw(st.integers(0, 5)) == 0:
             old = draw(st.sampled_from(made))
-            made.append(replace(old, time_ns=clock))
+            shown = draw(st.sampled_from((old.payload, old.payload[:2])))
+            rest = bytes([65]) * (old.length - len(shown)) * draw(st.integers(0, 1))
+            made.append(replace(old, time_ns=clock, payload=shown + rest))
             continue
         side = draw(st.integers(0, 1))
         jump = draw(st.sampled_from((0,) * 12 + (2**23, 2**26, 2**31 - 7, 2**32 - 2**29)))
