@@ -1,8 +1,8 @@
 """Finds clients that would break on another Kafka release, by their requests.
 
 A request below the lowest version that the target accepts is a finding. A request above its highest
-version is not, because clients fall back to what a broker offers. The verdict on a finding depends
-on why the client used the old version:
+version is one only if its client was not seen asking what a broker offers: others fall back to the
+offer. The verdict on a finding depends on why the client used the version:
 
 - its software and release are known, and so are the versions of that release: they decide
   (`Software.speaks_enough`);
@@ -186,7 +186,7 @@ def _judged(client: Row, use: Row, release: str) -> Row | None:
         if key in DISPENSABLE_APIS or key not in facts().names:
             return None  # it does without the API, or no broker ever had it
         verdict, why = BREAKS, _missing_api(key, release)
-    elif api_version < taken.first:
+    elif api_version < taken.first or (api_version > taken.last and not client["is_negotiating"]):
         verdict, why = _judged_version(client, use, taken)
     elif setting is not None:
         verdict, why = UNKNOWN, f"{minor(release)} has it off unless {setting} is set"
@@ -225,6 +225,8 @@ def _judged_version(client: Row, use: Row, taken: VersionRange) -> tuple[str, st
         return BREAKS, f"{software} speaks none that the target takes"
     if client["is_whole"] and not client["is_negotiating"]:
         return BREAKS, "it never asks which versions a broker offers"
+    if use["api_version"] > taken.last:
+        return UNKNOWN, "whether it asks which versions a broker offers was not captured"
     lasts = use["offered_lasts"]
     if lasts and use["api_version"] not in lasts:
         return BREAKS, f"its broker offered up to {max(lasts)}"
@@ -305,11 +307,13 @@ def _upgrade(client: Row, findings: list[Row], never_seen: list[Row], release: s
     """Advice on the findings and the APIs that were never seen, in one sentence; None without
     any."""
     settings = [each for each in findings if each["setting"] is not None]
-    old = [
+    refused = [
         each
         for each in (*findings, *never_seen)
         if each["taken"] is not None and each["verdict"] != OK and each not in settings
     ]
+    new = [each for each in refused if each.get("api_version", 0) > each["taken"][1]]
+    old = [each for each in refused if each not in new]
     missing = [each["api_name"] for each in findings if each["taken"] is None]
     words = []
     if any("request_count" in each or each["verdict"] == BREAKS for each in old):
@@ -327,6 +331,9 @@ def _upgrade(client: Row, findings: list[Row], never_seen: list[Row], release: s
     elif old:
         unseen = ", ".join(each["api_name"] for each in old)
         words.append(f"capture it at work until it sends {unseen}, or look up what it speaks")
+    if new:
+        most = ", ".join(f"{each['api_name']} {each['taken'][1]}" for each in new)
+        words.append(f"let it ask which versions a broker offers, or limit it to {most}")
     for each in settings:
         words.append(f"set {each['setting']} on {minor(release)}, or do without {each['api_name']}")
     if missing:

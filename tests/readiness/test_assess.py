@@ -154,10 +154,24 @@ def test_names_from_other_connections(scene: Scene) -> None:
     assert client["verdict"] == "ok"
 
 
-def test_versions_above_the_target_s(scene: Scene) -> None:
-    """Clients come down by themselves."""
-    scene.connect((0, 13), (1, 18), offers={0: (3, 13), 1: (4, 18)})
-    assert scene.verdicts("2.4") == {"app": "ok"}
+@pytest.mark.parametrize(
+    ("how", "verdict", "upgrade"),
+    [
+        ({"offers": {0: (3, 13), 1: (4, 18)}}, "ok", None),
+        ({}, "breaks", "let it ask which versions a broker offers, or limit it to Produce 8, "
+         "Fetch 11"),
+        ({"whole": False}, "unknown", "let it ask which versions a broker offers, or limit it to "
+         "Produce 8, Fetch 11"),
+    ],
+    ids=["negotiates", "never asks", "begun before the capture"],
+)  # fmt: skip
+def test_versions_above_the_target_s(
+    scene: Scene, how: dict[str, Any], verdict: str, upgrade: str | None
+) -> None:
+    """Clients that ask which versions a broker offers come down by themselves; others do not."""
+    scene.connect((0, 13), (1, 18), **how)
+    (client,) = scene.assess("2.4")["clients"]
+    assert (client["verdict"], client["upgrade"]) == (verdict, upgrade)
 
 
 def test_apis_that_the_target_lacks(scene: Scene) -> None:
