@@ -75,9 +75,11 @@ _LOSSES = f"""
       SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM {_GAPS}
     ), timed AS ({_BOUNDS}
     ), totals AS (
-      SELECT sum(request_byte_count + response_byte_count) AS bytes,
+      SELECT capture_id, sum(request_byte_count + response_byte_count) AS bytes,
         sum(request_missing_byte_count + response_missing_byte_count) AS missing
-      FROM connections WHERE is_kafka
+      FROM (SELECT capture_id, connection_id FROM requests
+        UNION SELECT capture_id, connection_id FROM gaps)
+      JOIN connections USING (connection_id) WHERE is_kafka GROUP BY capture_id
     )
     SELECT c.path, min(t.after) AS first_after, max(t.before) AS last_before,
       coalesce(least(last_before, first_after), c.first_time) AS start,
@@ -88,9 +90,10 @@ _LOSSES = f"""
       sum(t.byte_count)::BIGINT AS missing, count(DISTINCT t.connection_id) AS connections,
       any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
       c.truncated_packet_count AS truncated,
-      (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
+      (SELECT count(*) FROM requests r WHERE may_be_lost AND r.capture_id = c.capture_id)
+        AS unjudged,
       list_sort(list(DISTINCT t.connection_id))[:{EVIDENCE_MAX}] AS connection_ids
-    FROM timed t JOIN captures c USING (capture_id), totals
+    FROM timed t JOIN captures c USING (capture_id) LEFT JOIN totals USING (capture_id)
     GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
     ORDER BY start, path
 """
@@ -106,9 +109,10 @@ def capture_loss(row: Row) -> str:
         lost = plural(row["unjudged"], "request")
         reason = f"{lost} without an answer could not be judged. {reason}"
     return (
-        f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
-        f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
-        f"and latencies near them are lower bounds. {reason}"
+        f"{byte_size(row['missing'])} are missing in {plural(row['gaps'], 'gap')} of "
+        f"{plural(row['connections'], 'connection')}. The Kafka connections in this capture lack "
+        f"{share(row['part'])} of their bytes. Counts and latencies near gaps are lower bounds. "
+        f"{reason}"
     )
 
 

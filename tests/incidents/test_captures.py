@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders.tables import START_US, Row, connection, exchange, expect, found
+from tests.builders.tables import START_US, Row, at, connection, exchange, expect, found
 
 
 def _produced(*later_s: float) -> Row:
@@ -51,7 +51,20 @@ def test_missing_bytes_are_a_loss_between_two_requests() -> None:
     (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[connection(**counts)])
     # from the last request before the gap to the request in packet 8
     expect(loss, "capture_loss", "bad", subject="trace.pcap", start=2, end=4)
-    assert "500 B (5.00 %) are missing in 1 gap of 1 connection" in loss["text"]
+    assert "500 B are missing in 1 gap of 1 connection. The Kafka" in loss["text"]
+    assert "lack 5.00 % of their bytes" in loss["text"]
+    # what another capture lacks does not count here
+    other = {"capture_id": 8, "path": "other.pcap", "first_time": at(0), "last_time": at(60)}
+    its_own = connection(2, request_byte_count=99_999, request_missing_byte_count=1)
+    asked = [exchange(8 + n, second=n, connection_id=2, request_capture_id=8) for n in (1, 5)]
+    (_, slight) = found(
+        captures=[other | {"capture_id": 7, "path": "trace.pcap"}, other],
+        exchanges=[*exchanges, *asked],
+        anomalies=[gap, gap | {"connection_id": 2, "capture_id": 8, "byte_count": 1}],
+        connections=[connection(**counts), its_own],
+    )
+    expect(slight, "capture_loss", "warn", subject="other.pcap")
+    assert "1 B are missing in 1 gap of 1 connection" in slight["text"]
 
 
 def test_a_missing_response_is_no_older_than_its_request() -> None:
