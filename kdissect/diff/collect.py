@@ -24,11 +24,15 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, per side
 TAILS = {"tenth": 0.9, "tail": 0.95}  # shares of both samples together at which tails begin
 
+# Of a change that a broker did not accept, or of an item added to a list or taken from it
+# (APPEND and SUBTRACT, KIP-339), no value is known.
 _ALTERED = """
     select resource_type, resource_name, c.name config, VALUE as value, time from (
         select r.resource_type, r.resource_name, unnest(r.configs) c, time
-        from (select unnest(request.resources) r, request_time time from {view}
-            where not coalesce(request.validate_only, false)))
+        from (select unnest(request.resources) r, response.responses answers, request_time time
+            from {view} where not coalesce(request.validate_only, false))
+        where len(list_filter(answers, lambda a: a.error_code = 0
+            and a.resource_type = r.resource_type and a.resource_name = r.resource_name)) > 0)
 """
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
@@ -50,14 +54,16 @@ _CONFIG_SOURCES = {
                 [{{config: '(partitions)', value: t.num_partitions::varchar}},
                  {{config: '(replication factor)', value: t.replication_factor::varchar}}]
             )) u
-            from (select unnest(request.topics) t, request_time time from {view}
-                where not coalesce(request.validate_only, false)))
+            from (select unnest(request.topics) t, response.topics answers, request_time time
+                from {view} where not coalesce(request.validate_only, false))
+            where len(list_filter(answers, lambda a: a.error_code = 0 and a.name = t.name)) > 0)
         """,
     ),
     "AlterConfigs": ("api_alter_configs", _ALTERED.replace("VALUE", "c.value")),
     "IncrementalAlterConfigs": (
         "api_incremental_alter_configs",
-        _ALTERED.replace("VALUE", "case when c.config_operation = 1 then null else c.value end"),
+        _ALTERED.replace("VALUE", "case when c.config_operation = 1 then null else c.value end")
+        + "where c.config_operation <= 1",  # set, delete
     ),
 }
 

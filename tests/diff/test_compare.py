@@ -297,6 +297,28 @@ def test_a_topic_created_with_another_setting_is_found(java: Tables) -> None:
     assert all(int(row["value_b"]) == int(row["value_a"]) + 1 for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("operation", "error", "values"), [(0, 0, ["1"]), (1, 0, [None]), (3, 0, []), (0, 29, [])]
+)
+def test_only_settings_that_the_broker_took_differ(
+    operation: int, error: int, values: list[str | None]
+) -> None:
+    """A changed or deleted value counts, an item taken from a list and a refused change do not."""
+
+    def side(api: str, resource: Any, request: Any = None) -> Tables:
+        row = {"exchange_id": 1, "request": request, "request_time": 0, "response_time": 0}
+        answers = {"results": [resource], "responses": [resource]}
+        return table_set(**{f"apis__{api}": [row | {"response": answers}]})
+
+    topic = {"resource_type": 2, "resource_name": "orders"}
+    read = topic | {"error_code": 0, "configs": [{"name": "retention.ms", "value": "2"}]}
+    item = {"name": "retention.ms", "config_operation": operation, "value": "1"}
+    asked = {"validate_only": False, "resources": [topic | {"configs": [item]}]}
+    altered = side("IncrementalAlterConfigs", topic | {"error_code": error}, asked)
+    rows = compare(side("DescribeConfigs", read), altered)["changes"]["configs"]
+    assert [row["value_b"] for row in rows] == values
+
+
 def test_an_empty_side(sarama: Tables) -> None:
     """Nothing on one side: everything is gone, nothing is compared."""
     empty = table_set(**{name: sarama[name].schema.empty_table() for name in sarama.names})
