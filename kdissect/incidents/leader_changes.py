@@ -7,8 +7,8 @@ partition with a leader (its node id) and an epoch, and the first response that 
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import PARTITION_NAME, runs
-from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN
+from kdissect.incidents.evidence import runs
+from kdissect.incidents.incident import INFO, WARN
 from kdissect.incidents.kind import kind, lasted_ms
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.requests import codes, endpoint, fetch_answers
@@ -76,26 +76,30 @@ _CHANGES = f"""
       SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM seen
       WINDOW w AS (PARTITION BY topic, partition ORDER BY epoch, time)
     ), errors AS (
-      SELECT exchange_id, response_time AS time, unnest(topics) AS topic
-      FROM exchanges
+      SELECT exchange_id, time, topic, partition FROM refusals
+      -- of other responses the topics are known
+      UNION ALL SELECT exchange_id, response_time, unnest(topics), NULL FROM exchanges
       WHERE api_name IN ('Produce', 'Fetch', 'ListOffsets', 'OffsetForLeaderEpoch')
         AND list_has_any(error_codes, [{_CODES}])
+        AND exchange_id NOT IN (SELECT exchange_id FROM refusals)
     ), noticed AS (
       SELECT c.topic, c.partition, c.leader, c.old_leader, c.time AS known, c.exchange_id,
-        min(e.time) AS failed, count(e.exchange_id) AS requests,
-        coalesce(list(e.exchange_id ORDER BY e.time, e.exchange_id)
-          FILTER (e.exchange_id IS NOT NULL), [])[:{EVIDENCE_MAX}] AS error_ids,
+        min(e.time) AS failed, coalesce(list(e.exchange_id ORDER BY e.time, e.exchange_id)
+          FILTER (e.exchange_id IS NOT NULL), []) AS error_ids,
         [c.connection_id] AS connection_ids
       FROM changes c LEFT JOIN errors e ON e.topic = c.topic
+        AND coalesce(e.partition, c.partition) = c.partition
         AND e.time BETWEEN greatest(c.old_time, c.time - INTERVAL {NOTICE_S} SECONDS)
           AND c.time
       WHERE c.old_leader IS NOT NULL AND c.old_leader != c.leader AND c.time > c.old_time
       GROUP BY ALL
     )
     SELECT old_leader, run, min(time) AS start, max(known) AS stop,
-      list_sort(list(DISTINCT leader)) AS leaders, sum(requests)::BIGINT AS requests,
-      CASE WHEN sum(requests) > 0 THEN ms_between(start, stop) END AS lost_ms,
-      list({PARTITION_NAME} ORDER BY topic, partition) AS partitions,
+      list_sort(list(DISTINCT leader)) AS leaders,
+      len(list_distinct(flatten(list(error_ids)))) AS requests,
+      CASE WHEN requests > 0 THEN ms_between(start, stop) END AS lost_ms,
+      [p.topic || '-' || p.partition for p in
+        list_sort(list(DISTINCT {{topic: topic, partition: partition}}))] AS partitions,
       flatten(list(error_ids ORDER BY time, topic, partition))
         || list(exchange_id ORDER BY time, topic, partition) AS exchange_ids,
       flatten(list(connection_ids ORDER BY time, topic, partition)) AS connection_ids,

@@ -55,3 +55,15 @@ def test_metadata_of_a_broker_that_lags_is_no_change() -> None:
     """An older epoch that comes later, and the same leader again, are no change."""
     assert _found([(1, 1, 0), (2, 1, 1), (3, 1, 0)]) == []
     assert len(_found([(1, 1, 0), (10, 2, 1), (11, 1, 0)])) == 1
+
+
+def test_one_failed_request_of_a_topic_with_three_partitions() -> None:
+    """A request counts once, for the partition that refused it, and a partition counts once."""
+    moved = [(1, 1, -1), (1.2, 1, 5), (10, 2, -1), (10.3, 2, 6)]  # with epochs and without
+    (change,) = _found(moved, errors=(9.5,))
+    assert (change["subject"], change["request_count"]) == ("orders-0", 1)
+    refusals = [{"partition_index": n, "error_code": 6 * (n == 2)} for n in range(3)]
+    topics = [{"topic": "orders", "partitions": refusals}]
+    fetch = {"exchange_id": 100, "response": {"responses": topics}}
+    (change,) = _found(moved, errors=(9.5,), apis__Fetch=[fetch])
+    assert change["text"] == "1 partition moved from node 1 to 2. No captured request failed."
