@@ -9,6 +9,7 @@ from __future__ import annotations
 from kdissect.incidents.evidence import PARTIES, PARTITION_NAME
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX
 from kdissect.incidents.kind import kind, lasted_ms
+from kdissect.protocol.error_codes import error_name
 from kdissect.sql.requests import FETCH_POSITIONS, fetch_answers
 from kdissect.tables.schemas import Row
 from kdissect.text import byte_size, duration, plural
@@ -20,10 +21,23 @@ LENGTH_MS = 5000
 # waits less than this in between. One that reads a topic anew from time to time waits longer.
 PAUSE_MS = 30_000
 
+_IN_SESSIONS = fetch_answers("request.session_epoch > 0")
+# An incremental Fetch leaves out the partitions whose positions did not change, and the broker
+# answers for them too (KIP-227): such a request repeats the last position of its connection.
 _POSITIONS = f"""
-    SELECT p.*, r.client, r.connection_id, r.time
-    FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
-    WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+    WITH named AS (
+      SELECT p.*, r.client, r.connection_id, r.time
+      FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
+      WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+    )
+    FROM named UNION ALL BY NAME
+    SELECT n.* REPLACE (a.exchange_id AS exchange_id, a.time AS time)
+    FROM (
+      SELECT exchange_id, topic, partition, connection_id, time
+      FROM ({_IN_SESSIONS}) JOIN requests USING (exchange_id)
+    ) a ASOF JOIN named n ON n.connection_id = a.connection_id AND n.topic = a.topic
+      AND n.partition = a.partition AND n.time <= a.time
+    WHERE n.exchange_id != a.exchange_id
 """
 # A request repeats a position if the request before it had the same one, or if an earlier one of
 # its connection had: a consumer that seeks back has fetched more in between. Clients of one name
@@ -55,16 +69,18 @@ _STUCK = f"""
       SELECT *, CASE WHEN stable IS NULL THEN high WHEN stable >= 0 THEN stable END AS limit_at
       FROM ({_ANSWERS}) WHERE coalesce(replica, -1) < 0
     ), useless AS (
-      SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
+      SELECT r.*, s.error, s.high, b.batch_size, q.broker, q.response_time
       FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
-      JOIN requests q USING (exchange_id)
+      JOIN requests q USING (exchange_id) LEFT JOIN (
+        SELECT exchange_id, topic, partition, max(size) AS batch_size FROM record_batches
+        WHERE source = 'fetch' GROUP BY ALL) b USING (exchange_id, topic, partition)
       WHERE s.error != 0
         OR s.high > r.position AND (NOT r.is_committed OR s.limit_at > r.position)
     ), stuck AS (
       SELECT client, topic, partition, position, min(response_time) AS first_response,
         max(response_time) AS stop, count(*) AS requests, max(high) AS high,
-        max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
-        any_value(error_name) FILTER (error != 0) AS error,
+        max(batch_size) AS batch_size, any_value(max_bytes) AS max_bytes,
+        mode(error ORDER BY error) FILTER (error != 0) AS error, min(time) AS since,
         {PARTIES},
         list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
         list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
@@ -74,9 +90,13 @@ _STUCK = f"""
     )
     SELECT *, least(first_response, later) AS start, ms_between(start, stop) AS lost_ms
     FROM (
-      -- a request for a later position proves that the consumer has the records at this one
-      SELECT *, (SELECT min(p.time) FROM fetch_positions p
+      -- An application that seeks back again and again fetches later positions in between. It had
+      -- the records at this one when it asked for the last later position before the first time.
+      SELECT *, (
+        SELECT CASE WHEN bool_or(p.time > s.since) THEN max(p.time) FILTER (p.time < s.since) END
+        FROM fetch_positions p
         WHERE p.client = s.client AND p.topic = s.topic AND p.partition = s.partition
+          AND p.time <= s.stop
           AND p.position > s.position AND list_contains(s.connection_ids, p.connection_id)
         ) AS later
       FROM stuck s
@@ -98,12 +118,12 @@ def consumer_stuck(row: Row) -> str:
 def _cause(row: Row) -> str:
     """Return a sentence about the reason that the responses show."""
     if row["error"]:
-        return f"The broker answered with {row['error']}."
-    limit, size = row["max_bytes"], row["response_size"]
-    if limit is not None and limit > 0 and size > limit:
+        return f"The broker answered with {error_name(row['error'])}."
+    limit, size = row["max_bytes"] or 0, row["batch_size"] or 0
+    if size > limit > 0:
         return (
-            f"Each response has up to {byte_size(size)}, though the client asked for at most "
-            f"{byte_size(limit)}: a batch is larger than its limit. Raise fetch.max.bytes, "
-            "max.partition.fetch.bytes or receive.message.max.bytes of the consumer."
+            f"A batch has {byte_size(size)}, though the client asked for at most "
+            f"{byte_size(limit)}. Raise fetch.max.bytes, max.partition.fetch.bytes or "
+            "receive.message.max.bytes of the consumer."
         )
     return "The responses had no error: look at the consumer's log."
