@@ -94,9 +94,10 @@ def test_data_that_breaks_the_protocol() -> None:
 
 def test_a_group_that_stood_still() -> None:
     """Rebalances of three seconds or more."""
-    rows = [
-        {"group_id": "g", "event": "rebalance", "time": at(n), "duration_ms": ms, "exchange_id": 1}
-        for n, ms in ((1, 2999.0), (10, 4000.0))
-    ]
+    event: Row = {"group_id": "g", "group_type": "classic", "event": "rebalance", "exchange_id": 1}
+    rows = [event | {"time": at(n), "duration_ms": ms} for n, ms in ((1, 2999.0), (10, 4000.0))]
     (still,) = found(exchanges=[exchange(1)], connections=[connection()], group_events=rows)
     assert (still["kind"], still["subject"], still["time_lost_ms"]) == ("long_rebalance", "g", 4000)
+    # members of the new protocol read on while an epoch reaches them (KIP-848)
+    newer = [row | {"group_type": "consumer"} for row in rows]
+    assert found(exchanges=[exchange(1)], connections=[connection()], group_events=newer) == []
