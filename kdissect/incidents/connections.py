@@ -43,15 +43,15 @@ _CUT = f"""
         AND NOT s.is_broker
     )
     SELECT client, broker, min(asked) AS start, max(last_time) AS stop,
-      max(epoch_us(asked) - epoch_us(answered)) / 1e3 AS idle_ms, bool_or(is_reset) AS is_reset,
+      max(epoch_us(asked) - epoch_us(answered)) / 1e3 AS idle_ms, is_reset,
       count(*) AS connections, sum(requests)::BIGINT AS requests,
-      sum(epoch_us(last_time) - epoch_us(asked)) / 1e3 AS lost_ms,
-      flatten(list(ids))[:{EVIDENCE_MAX}] AS exchange_ids,
+      sum(ms_between(asked, last_time)) AS lost_ms, max(ms_between(asked, last_time)) AS longest_ms,
+      flatten(list(ids ORDER BY asked))[:{EVIDENCE_MAX}] AS exchange_ids,
       list(connection_id ORDER BY asked)[:{EVIDENCE_MAX}] AS connection_ids
     FROM dead d WHERE (is_reset OR is_silent) AND EXISTS (
       FROM requests r WHERE r.broker = d.broker AND r.connection_id != d.connection_id
         AND r.response_time BETWEEN d.asked AND d.last_time + INTERVAL {PROOF_S} SECONDS)
-    GROUP BY client, broker ORDER BY start, client
+    GROUP BY client, broker, is_reset ORDER BY start, client, is_reset
 """
 
 
@@ -62,7 +62,7 @@ def idle_connection_cut(row: Row) -> str:
     if not row["is_reset"]:
         how = (
             f"Nothing answered {plural(row['requests'], 'request')} for "
-            f"{duration(row['lost_ms'])}, while the broker answered other connections."
+            f"up to {duration(row['longest_ms'])}, while the broker answered other connections."
         )
     return (
         f"{plural(row['connections'], 'connection')} of {row['client']} to {row['broker']} "

@@ -34,6 +34,18 @@ def test_an_idle_connection_that_was_cut() -> None:
     assert found(**rows) == []
 
 
+def test_connections_that_are_silent_and_one_that_is_reset() -> None:
+    """They are two incidents. Times that two requests wait side by side do not add up."""
+    end = {"last_time": at(55.001), "close_reason": "rst", "closed_by": "broker"}
+    opened = [_open(1, last_time=at(75)), _open(2, last_time=at(75)), _open(3, **end), _open(4, 56)]
+    asked = [_waiting(n + 10, 55, connection_id=n) for n in (1, 2, 3)]
+    answered = [*(_answered(n, 1, n) for n in (1, 2, 3)), _answered(40, 57, 4)]
+    silent, reset = found(connections=opened, exchanges=answered + asked)
+    expect(silent, "idle_connection_cut", "bad", request_count=2)
+    assert "Nothing answered 2 requests for up to 20.0 s" in silent["text"]
+    expect(reset, "idle_connection_cut", "warn", request_count=1)
+
+
 def test_an_idle_connection_that_its_client_closes_is_no_cut() -> None:
     """A request without a response from a closing client is no incident."""
     closing = _open(1, last_time=at(55.1), close_reason="fin", closed_by="client")
