@@ -54,7 +54,7 @@ RETRIES = Storm(20, pause_ms=1000, length_ms=2000, rate=3)
 _OPENED = f"""(
   SELECT *, first_time AS time FROM sessions
   WHERE handshake_seen AND (is_kafka OR is_tls) AND NOT is_broker
-    AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
+    AND close_reason IN ('fin', 'rst') AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
 )"""
 _CONNECTION_STORMS = f"""
     SELECT client, broker, run, min(time) AS start, max(time) AS stop,

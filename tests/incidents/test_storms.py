@@ -5,10 +5,14 @@ import pytest
 from tests.builders.tables import Row, alarms, at, connection, exchange, expect, found
 
 
-def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:
+def _connections(
+    count: int, interval_s: float, length_s: float, close_reason: str = "fin"
+) -> list[Row]:
     starts = [number * interval_s for number in range(count)]
     return [
-        connection(n, first_time=at(start), last_time=at(start + length_s), close_reason="fin")
+        connection(
+            n, first_time=at(start), last_time=at(start + length_s), close_reason=close_reason
+        )
         for n, start in enumerate(starts)
     ]
 
@@ -32,8 +36,9 @@ def test_a_connection_for_each_record() -> None:
     ids=["few", "long-lived", "all at once", "far apart"],
 )
 def test_connections_that_are_no_storm(count: int, interval_s: float, length_s: float) -> None:
-    """Few, long-lived, opened at once, or rare connections are no incident."""
+    """Few, long-lived, opened at once, rare or open connections are no incident."""
     assert found(connections=_connections(count, interval_s, length_s)) == []
+    assert found(connections=_connections(40, 0.25, 0.2, "capture_end")) == []
 
 
 def test_metadata_without_a_pause() -> None:
