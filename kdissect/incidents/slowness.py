@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kdissect.incidents.connections import AGAIN_SHARE_MIN
 from kdissect.incidents.evidence import IDS, PARTIES, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN
 from kdissect.incidents.kind import kind, lasted_ms
@@ -91,6 +92,8 @@ BYTES_PER_MS = 1000
 SUSTAINED_MS = 5000
 SHARE_MIN = 0.5
 SHORT_PAUSE_MS = 2000
+# Signs of TCP explain slow uploads if they last a good part of their time, or are of many segments.
+SIGN_SHARE_MIN = 0.1
 _LONG = f"(SELECT * FROM requests WHERE upload_ms >= {UPLOAD_MS})"
 _SHORT = f"""(
   SELECT * FROM requests WHERE upload_ms >= {SHORT_UPLOAD_MS}
@@ -117,6 +120,7 @@ _UPLOADS = f"""
     SELECT u.*, sum(s.response_zero_window_ms) AS zero_window_ms,
       sum(s.response_zero_window_count)::BIGINT AS zero_windows,
       sum(s.request_retransmitted_segment_count)::BIGINT AS retransmitted,
+      retransmitted / sum(s.request_segment_count) AS retransmitted_part,
       bool_or((s.request_syn_seen AND s.request_window_scale IS NULL)
         OR (s.response_syn_seen AND s.response_window_scale IS NULL)) AS is_unscaled
     FROM uploads u JOIN sessions s ON list_contains(u.connection_ids, s.connection_id)
@@ -140,14 +144,14 @@ def slow_upload(row: Row) -> str:
 def _upload_cause(row: Row) -> str:
     """Return the sentences about the signs of TCP on the connections."""
     signs = []
-    if row["zero_windows"]:
+    if (row["zero_window_ms"] or 0) >= SIGN_SHARE_MIN * row["lost_ms"]:
         signs.append(
-            f"The broker announced a full receive window {row['zero_windows']:,} times, "
+            f"The broker announced a full receive window {plural(row['zero_windows'], 'time')}, "
             f"{duration(row['zero_window_ms'])} in all: it read too slowly."
         )
     if row["is_unscaled"]:
         signs.append("A connection has no window scaling, so at most 64 KiB are in flight.")
-    if row["retransmitted"]:
+    if (row["retransmitted_part"] or 0) >= AGAIN_SHARE_MIN:
         signs.append(f"{plural(row['retransmitted'], 'segment')} of requests were sent again.")
     return " ".join(signs) or "TCP shows no cause: look at the client and its network."
 

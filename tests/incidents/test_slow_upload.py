@@ -1,5 +1,7 @@
 """Requests that take long to arrive, and the signs of TCP for it."""
 
+import pytest
+
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, expect, found
 
 
@@ -22,9 +24,19 @@ def test_uploads_into_a_full_receive_window() -> None:
     assert "no window scaling" in slow["text"]
 
 
-def test_uploads_without_a_sign_of_tcp() -> None:
-    """TCP shows nothing: the text names no cause."""
-    (slow,) = found(connections=[connection()], exchanges=[_produce(0, 2000)])
+@pytest.mark.parametrize(
+    "signs",
+    [
+        {},
+        {"response_zero_window_count": 1, "response_zero_window_ms": 0.5},
+        {"request_segment_count": 10_000, "response_segment_count": 10_000,
+         "request_retransmitted_segment_count": 1},
+    ],
+    ids=["none", "a short zero window", "one segment"],
+)  # fmt: skip
+def test_uploads_without_a_sign_of_tcp(signs: Row) -> None:
+    """TCP shows nothing, or too little for the length of the upload: the text names no cause."""
+    (slow,) = found(connections=[connection(**signs)], exchanges=[_produce(0, 2000)])
     assert slow["severity"] == "warn"
     assert "TCP shows no cause" in slow["text"]
 
