@@ -13,7 +13,7 @@ import pytest
 from kdissect.api import Tables
 from kdissect.report import Report
 from kdissect.report.document import LISTS
-from tests.builders.tables import connection, exchange, tables
+from tests.builders.tables import at, connection, exchange, tables
 
 _VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
 _SIZE_MAX = 3_000_000
@@ -155,6 +155,21 @@ def test_a_cut_list_counts_its_other_rows(tmp_path: Path) -> None:
     said = " ".join("".join(_read(report.html).text).split())
     assert "60 of 130 rows; all in many-clients.csv" in said
     assert len((tmp_path / "many-clients.csv").read_text().splitlines()) == 131
+
+
+def test_requests_and_responses_alone_are_counted(tmp_path: Path) -> None:
+    """Each request without an answer has a row; a response without its request is an answer."""
+    alone = {"latency_us": None, "status": "connection_closed"}
+    rows = [exchange(i, client_id=f"client-{i}", **alone) for i in range(210)]
+    refused = exchange(210, api_name="Produce", status="request_missing", error_codes=[29])
+    rows += [exchange(211), refused | dict.fromkeys(("request_time", "request_end_time"))]
+    closed = connection(close_reason="fin", closed_by="broker")
+    capture = {"capture_id": 7, "path": "x.pcap", "first_time": at(0), "last_time": at(60)}
+    made = tables(exchanges=rows, connections=[closed], captures=[capture])
+    report = made.report(tmp_path / "alone.html")
+    said = " ".join("".join(_read(report.html).text).split())
+    assert "60 of 210 rows" in said
+    assert "50.0 % of answers" in said
 
 
 def test_a_notebook_shows_the_paths_alone(report: Report) -> None:

@@ -170,14 +170,15 @@ def collect(database: Database, _: Options) -> Document:
     )
     for row in (*places["rows"], *codes):
         row["routine"] = routine_reason(row["api"], row["error"])
-    unanswered = database.rows(
+    unanswered = listed(
+        database,
         """
         SELECT api, status, client_id, client_ip, broker, count(*) AS count,
           min(time) AS first_time, arg_min(packet, time) AS packet,
           arg_min(capture_id, time) AS capture_id
         FROM requests WHERE is_unanswered GROUP BY ALL
-        ORDER BY count DESC, api, client_id LIMIT 200
-        """
+        ORDER BY count DESC, api, status, client_id, client_ip, broker
+        """,
     )
     return {
         "exchanges": database.value("SELECT count(*) FROM requests WHERE failed"),

@@ -152,7 +152,7 @@ def collect_anomalies(database: Database, _: Options) -> Document:
     )
     examples = database.rows(
         f"SELECT * EXCLUDE (number) FROM anomalies_all WHERE number <= {_EXAMPLES} "
-        f"ORDER BY {_WORST_FIRST}, kind, number LIMIT 200"
+        f"ORDER BY {_WORST_FIRST}, kind, number"
     )
     return {"kinds": kinds, "examples": examples}
 
