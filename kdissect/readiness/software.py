@@ -47,8 +47,9 @@ class Software:
         if supported is not None:
             own = supported.get(api_key)
             return own is not None and own.last >= taken.first
-        if self.name and (match := _LIBRDKAFKA.search(str(self))) is not None:
-            number = tuple(int(part) for part in match.groups())
+        # node-rdkafka v2.9.1-librdkafka-v1.4.2: a binding has a version of its own
+        if self.name and (matches := _LIBRDKAFKA.findall(str(self))):
+            number = tuple(map(int, matches[-1]))
             return True if number >= _LIBRDKAFKA_READY else None
         return None
 

@@ -93,6 +93,7 @@ def test_a_higher_version_was_offered(scene: Scene) -> None:
         (("confluent-kafka-python", "1.9.0-librdkafka-1.9.0"), 2, "ok"),
         (("confluent-kafka-python", "2.16.1-rdkafka-2.16.0"), 2, "ok"),
         (("librdkafka", "1.5.0"), 2, "unknown"),
+        (("node-rdkafka", "v2.9.1-librdkafka-v1.4.2"), 2, "unknown"),
         (("kgo", "v1.2.3"), 2, "unknown"),
         ((JAVA, "3.9.0"), 11, "breaks"),  # it could do better, and did not
     ],
