@@ -96,14 +96,15 @@ def unanswered_requests(row: Row) -> str:
 
 AGAIN_SHARE_MIN = 0.01
 _AGAIN = "(request_retransmitted_segment_count + response_retransmitted_segment_count)"
+_WORST = f"row({_AGAIN}, connection_id)"
 _ALL = "(request_segment_count + response_segment_count)"
 # A row for all connections, which names the worst
 _SENT_AGAIN = f"""
     SELECT sum({_AGAIN})::BIGINT AS again, again / sum({_ALL}) AS part,
       min(first_time) AS start, max(last_time) AS stop,
-      arg_max(client_address || ' to ' || broker, {_AGAIN}) AS worst,
-      arg_max(client, {_AGAIN}) AS client, max({_AGAIN}) AS worst_again,
-      [arg_max(connection_id, {_AGAIN})] AS connection_ids
+      arg_max(client_address || ' to ' || broker, {_WORST}) AS worst,
+      arg_max(client, {_WORST}) AS client, max({_AGAIN}) AS worst_again,
+      [arg_max(connection_id, {_WORST})] AS connection_ids
     FROM sessions WHERE is_kafka HAVING again >= {AGAIN_SHARE_MIN} * sum({_ALL}) AND again > 0
 """
 

@@ -58,7 +58,9 @@ class Query:
                 row["its_severity"],
                 row["start"],
                 row["stop"],
-                row["its_subject"] or f"{paths[0]}{more}",
+                f"{paths[0]}{more}"
+                if row["its_subject"] is None
+                else row["its_subject"] or "(none)",
                 self.text(row),
                 request_count=row.get("requests", 0),
                 # a sum's last digits depend on the order of its terms

@@ -62,6 +62,9 @@ def test_segments_that_were_sent_again() -> None:
     (lossy,) = found(connections=[connection(1, **counts), again])
     assert (lossy["kind"], lossy["evidence"]["connection_ids"]) == ("retransmissions", [2])
     assert "20 segments (1.00 %) were sent again, 20 of them on 10.0.0.1:50002" in lossy["text"]
+    half = {**counts, "request_retransmitted_segment_count": 10}
+    alike = [connection(n, **half) for n in (1, 2)]
+    assert found(connections=alike) == found(connections=alike[::-1])
     few = again | {"request_retransmitted_segment_count": 19}
     assert found(connections=[connection(1, **counts), few]) == []
 
@@ -96,6 +99,9 @@ def test_a_group_that_stood_still() -> None:
     """Rebalances of three seconds or more."""
     event: Row = {"group_id": "g", "group_type": "classic", "event": "rebalance", "exchange_id": 1}
     rows = [event | {"time": at(n), "duration_ms": ms} for n, ms in ((1, 2999.0), (10, 4000.0))]
+    nameless = [row | {"group_id": ""} for row in rows]
+    (still,) = found(exchanges=[exchange(1)], connections=[connection()], group_events=nameless)
+    assert still["subject"] == "(none)"
     (still,) = found(exchanges=[exchange(1)], connections=[connection()], group_events=rows)
     assert (still["kind"], still["subject"], still["time_lost_ms"]) == ("long_rebalance", "g", 4000)
     # members of the new protocol read on while an epoch reaches them (KIP-848)
