@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from datetime import timedelta
 
-from kdissect.incidents.incident import INFO, Incident
+from kdissect.incidents.incident import SEVERITIES, Incident
 
 _SLOW = frozenset(("slow_api", "slow_client"))
 _FAILED = frozenset(("request_errors", "unanswered_requests"))
@@ -25,7 +25,7 @@ _CONSEQUENCES: dict[str, dict[str, Set[str]]] = {
         AT_BROKER: {"retry_storm", "idle_connection_cut"},
         OF_EITHER: _SLOW | {"long_rebalance"},
     },
-    "leader_change": {AT_BROKER: {"retry_storm", "request_errors"}},
+    "leader_change": {AT_BROKER: {"request_errors"}},
     "tls_failure": {AT_BROKER: {"connection_storm"}},
     "advertised_address_unreachable": {OF_CLIENT: {"connection_storm", "metadata_storm"}},
     "consumer_stuck": {OF_CLIENT: {"connection_storm", "metadata_storm", "retry_storm"}},
@@ -51,7 +51,7 @@ _RECOVERED = timedelta(seconds=30)
 
 
 def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
-    """Return the incidents that no other incident explains."""
+    """Return the incidents that no other one explains; none hides one of a worse severity."""
     return [
         incident
         for incident in incidents
@@ -60,7 +60,7 @@ def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _explains(cause: Incident, incident: Incident) -> bool:
-    if cause.kind == "broker_unreachable" and INFO == cause.severity != incident.severity:
+    if SEVERITIES.index(cause.severity) > SEVERITIES.index(incident.severity):
         return False  # an orderly shutdown explains no lost requests
     if not cause.start - _NOTICED <= incident.start <= cause.end + _NOTICED:
         return False
