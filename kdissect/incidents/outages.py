@@ -41,7 +41,7 @@ WITH answered AS (
     SELECT *, syn_count > 0 AND ({_IS_FAILED}) AS is_failed,
       -- a connection without its SYN worked before the capture, and works when it is answered
       CASE WHEN syn_count > 0 THEN first_time ELSE coalesce(answered, '-infinity') END AS known_at
-    FROM sessions LEFT JOIN answered USING (connection_id) WHERE syn_count > 0 OR is_kafka
+    FROM sessions LEFT JOIN answered USING (connection_id) WHERE syn_count > 0 OR is_kafka OR is_tls
   )
 ), failed AS (
   SELECT broker, broker_ip, era, min(first_time) AS first_failed, max(last_time) AS last_failed,
@@ -63,14 +63,16 @@ WITH answered AS (
     AND NOT coalesce(s.refused, false)
   GROUP BY ALL
 ), used AS (
-  SELECT broker, bool_or(is_clients) AS is_clients, bool_or(is_broker) AS is_brokers
+  -- is_clients: null if TLS hides the requests
+  SELECT broker, bool_or(is_broker) AS is_brokers, bool_or(is_clients)
+    OR nullif(bool_or(is_tls AND NOT is_kafka AND response_byte_count > 0), true) AS is_clients
   FROM attempts GROUP BY broker
 )
 SELECT f.*, n.back, coalesce(n.back, f.last_failed) AS stop, s.last_response, c.closed_at,
   coalesce(c.closed_ids, []) AS closed_ids, coalesce(c.closed_connections, 0) AS closed_connections,
-  coalesce(u.is_clients, false) AS is_clients, coalesce(u.is_brokers, false) AS is_brokers
+  u.is_clients, u.is_brokers
 FROM failed f LEFT JOIN next n USING (broker, era) LEFT JOIN seen s USING (broker, era)
-LEFT JOIN closed c USING (broker, era) LEFT JOIN used u USING (broker)
+LEFT JOIN closed c USING (broker, era) JOIN used u USING (broker)
 """
 
 _OUTAGES = f"""
@@ -123,7 +125,9 @@ SELECT o.*, coalesce(
   EXISTS (FROM announcements a WHERE a.broker = o.broker AND a.time
     BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed) AS is_announced,
   s.broker IS NOT NULL AS is_served, m.broker IS NOT NULL AS has_moved,
-  o.broker IN (FROM advertised) AS is_advertised, c.clients
+  -- null if it may be the address of a host name
+  o.broker IN (FROM advertised) OR nullif(EXISTS (FROM brokers b
+    WHERE b.ip IS NULL AND ends_with(o.broker, ':' || b.port)), true) AS is_advertised, c.clients
 FROM failures o LEFT JOIN hits h USING (broker, era) LEFT JOIN served s USING (broker, era)
 LEFT JOIN moved m USING (broker, era)
 LEFT JOIN (SELECT broker, list(DISTINCT client) AS clients FROM sessions GROUP BY broker) c
@@ -148,8 +152,9 @@ _JUDGED = f"""(
       WHEN lost_nothing OR NOT is_clients THEN '{INFO}'
       -- a controller's listener, which no client uses
       WHEN is_brokers AND NOT is_advertised THEN '{INFO}'
-      ELSE '{BAD}' END AS severity
-  FROM outages WHERE severity IS NOT NULL AND (era > 0 OR back IS NOT NULL OR NOT is_advertised)
+      ELSE if(is_clients, '{BAD}', '{WARN}') END AS severity
+  FROM outages
+  WHERE severity IS NOT NULL AND (era > 0 OR back IS NOT NULL OR is_advertised IS NOT TRUE)
 )"""
 # A row for each node: its listeners in order of importance
 _NODES = f"""

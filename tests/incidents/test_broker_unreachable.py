@@ -201,6 +201,27 @@ def test_one_refused_attempt_is_no_outage() -> None:
     assert found(exchanges=_traffic(1, 0, 20), connections=connections) == []
 
 
+@pytest.mark.parametrize("ip", [None, "10.0.0.9"])
+def test_a_listener_of_clients_and_brokers_with_a_host_name(ip: str | None) -> None:
+    """The name may be that of the listener: it is no controller's, and clients lost requests."""
+    follower = {"client_id": "broker-2-fetcher-0", "connection_id": 2}
+    exchanges = [*_traffic(1, 0, 9), LOST, exchange(600, second=5, api_name="Fetch", **follower)]
+    brokers = [{"node_id": n, "host": f"kafka{n}", "ip": ip, "port": 9092} for n in (1, 2)]
+    connections = [*KILLED, _worked(2, 0, 10.01, client_ids=["broker-2-fetcher-0"])]
+    outage, *_ = found(exchanges=exchanges, connections=connections, brokers=brokers)
+    expect(outage, "broker_unreachable", "bad", subject="10.0.0.9:9092")
+
+
+@pytest.mark.parametrize("syn_count", [0, 1])
+def test_a_broker_whose_requests_tls_hides(syn_count: int) -> None:
+    """It was up, but nothing shows who used it."""
+    hidden = {"is_kafka": False, "is_tls": True, "client_ids": [], "response_byte_count": 9000}
+    tls = KILLED[0] | hidden | {"syn_count": syn_count}
+    outage, *_ = found(connections=[tls, *KILLED[1:]])
+    expect(outage, "broker_unreachable", "warn", start=10.01)
+    assert outage["text"].endswith("It was not reached again.")
+
+
 def test_an_advertised_address_that_never_worked() -> None:
     """The incident names the address that Metadata advertises."""
     wrong = {"broker_port": 9999, "refused": False, "unanswered_syn_count": 3, "syn_count": 3}
