@@ -264,12 +264,16 @@ def unreached_address(row: Row) -> str:
 # no SYN, and the bootstrap address may have the same port.
 _UNSEEN = f"""
     WITH used AS (
-      SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
+      SELECT DISTINCT s.broker, s.broker_port AS port FROM requests r
+      JOIN sessions s USING (connection_id)
+      WHERE NOT r.is_broker AND r.api NOT IN {_BOOTSTRAP_APIS}
     ), wrong AS (
       SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
       FROM brokers WHERE host IS NOT NULL
       HAVING count(*) > 0
-        AND count(*) FILTER ({endpoint("coalesce(ip, host)", "port")} IN (FROM used)) = 0
+        -- a host name may be any of the addresses with its port
+        AND count(*) FILTER (if(ip IS NULL, port IN (SELECT port FROM used),
+          {endpoint("ip", "port")} IN (SELECT broker FROM used))) = 0
         AND count(*) FILTER ({endpoint("host", "port")} IN (
           SELECT broker FROM sessions WHERE NOT is_broker)) = 0
     ), stuck AS (
