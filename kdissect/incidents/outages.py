@@ -146,7 +146,7 @@ _JUDGED = f"""(
   SELECT *, start AS time, ms_between(start, stop) AS length_ms,
     (is_announced OR has_moved) AND is_served AND lost = 0 AS lost_nothing,
     CASE
-      WHEN requests = 0 AND (length_ms < {LENGTH_MIN_MS}
+      WHEN lost = 0 AND (length_ms < {LENGTH_MIN_MS}
         OR attempts < {ATTEMPTS_MIN} AND syns < {ATTEMPTS_MIN}) THEN NULL
       WHEN era = 0 THEN if(back IS NULL, '{WARN}', '{INFO}')
       WHEN lost_nothing OR NOT is_clients THEN '{INFO}'
@@ -198,10 +198,15 @@ def broker_unreachable(row: Row) -> str:
 
 
 def _beginning(row: Row) -> str:
-    kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
-    attempts = plural(row["attempts"], f"{kind} connection attempt")
     earlier = "" if row["era"] else " (no Kafka connection to it was captured before)"
-    return f"had {attempts}{earlier}"
+    return f"had {_attempts(row)}{earlier}"
+
+
+def _attempts(row: Row) -> str:
+    """Return how many attempts failed, and how: 23 refused and 1 unanswered connection attempts"""
+    counts = {"refused": row["refusals"], "unanswered": row["attempts"] - row["refusals"]}
+    kinds = " and ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+    return f"{kinds} connection attempt{'s' if row['attempts'] > 1 else ''}"
 
 
 def _ending(row: Row) -> str:
@@ -251,10 +256,8 @@ _SHOW = 'kdissect sql {source} "from brokers"'
 def unreached_address(row: Row) -> str:
     """Return the text of an address with failed attempts only."""
     return (
-        f"Metadata names {row['broker']} as the address of a broker. "
-        f"{plural(row['attempts'], 'connection attempt')} to it failed "
-        f"({'refused' if row['refusals'] else 'not answered'}), and none "
-        "worked. Check advertised.listeners of that broker, and whether it runs."
+        f"Metadata names {row['broker']} as the address of a broker. It had {_attempts(row)}, "
+        "and none worked. Check advertised.listeners of that broker, and whether it runs."
     )
 
 

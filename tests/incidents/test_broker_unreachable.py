@@ -195,10 +195,30 @@ def test_a_recording_that_begins_shortly_before_the_outage(name: str, tmp_path: 
     assert findings(part)[0].severity == "bad"
 
 
-def test_one_refused_attempt_is_no_outage() -> None:
-    """A single refusal between working connections is no incident."""
-    connections = [_worked(1, 0, 60), _attempt(10, 20), _worked(2, 20.1, 60)]
-    assert found(exchanges=_traffic(1, 0, 20), connections=connections) == []
+HELD = LOST | {"api_name": "Fetch", "api_key": 1}
+
+
+@pytest.mark.parametrize("held", [[], [HELD]])
+def test_one_refused_attempt_is_no_outage(held: list[Row]) -> None:
+    """A single refusal between working connections is no incident, whatever the broker held."""
+    connections = [KILLED[0], _attempt(10, 10.1), _worked(2, 10.4, 60)]
+    assert found(exchanges=[*_traffic(1, 0, 9), *held], connections=connections) == []
+
+
+UNANSWERED = {"refused": False, "unanswered_syn_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("last", "attempts"),
+    [
+        ({}, "5 refused connection attempts"),
+        (UNANSWERED, "4 refused and 1 unanswered connection attempts"),
+    ],
+)
+def test_refused_and_unanswered_attempts(last: Row, attempts: str) -> None:
+    """The text counts them apart: silence points to a firewall, RST to the broker's process."""
+    (outage,) = found(exchanges=_traffic(1, 0, 9), connections=[*KILLED[:-1], KILLED[-1] | last])
+    assert f"had {attempts}. It closed" in outage["text"]
 
 
 @pytest.mark.parametrize("ip", [None, "10.0.0.9"])
