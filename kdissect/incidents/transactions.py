@@ -23,7 +23,9 @@ _BLOCKING = f"""
       -- a fetch session leaves out partitions that did not change (KIP-227)
       SELECT p.*, r.response_time AS time, r.client, r.broker, r.connection_id,
         coalesce(lead(r.response_time) OVER (PARTITION BY r.connection_id, p.topic, p.partition
-          ORDER BY r.response_time), l.time) AS until
+          ORDER BY r.response_time), l.time) AS until,
+        max(p.stable) OVER (
+          PARTITION BY p.topic, p.partition ORDER BY r.response_time DESC) AS highest_later
       FROM ({fetch_answers(_COMMITTED)}) p JOIN requests r USING (exchange_id) JOIN (
         SELECT connection_id, max(response_time) AS time FROM requests WHERE api = 'Fetch'
         GROUP BY connection_id) l USING (connection_id)
@@ -31,6 +33,7 @@ _BLOCKING = f"""
     ), blocked AS (
       SELECT client, broker, topic, partition, stable, min(time) AS start,
         max(time) AS last_seen, max(until) AS stop, max(high) AS high, count(*) AS requests,
+        max(highest_later) > stable AS has_ended,
         list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
         arg_min(connection_id, time) AS connection_id
       FROM states WHERE error = 0 AND stable >= 0 AND stable < high
@@ -38,19 +41,28 @@ _BLOCKING = f"""
       HAVING max(until) - min(time) >= INTERVAL {BLOCKED_S} SECONDS
     ), written AS (
       SELECT transactional_id, producer_id, begin_time, end_time,
-        unnest(partitions) AS written FROM transactions
+        unnest(partitions, recursive := true) FROM transactions
+    ), firsts AS (
+      -- the offset of a transaction's first batch in a partition; null if no response gave it
+      SELECT producer_id, begin_time, topic, partition,
+        first(first_offset ORDER BY time) AS first_offset
+      FROM (SELECT producer_id, begin_time, unnest(exchange_ids) AS exchange_id FROM transactions)
+      JOIN sent USING (exchange_id) GROUP BY ALL
     ), causes AS (
       SELECT b.*, w.transactional_id, w.producer_id, w.begin_time, w.end_time,
         row_number() OVER (PARTITION BY b.client, b.topic, b.partition, b.stable
           ORDER BY w.begin_time NULLS LAST) AS place
-      FROM blocked b LEFT JOIN written w ON w.written.topic = b.topic
-        AND w.written.partition = b.partition AND w.begin_time <= b.start
+      FROM blocked b LEFT JOIN (
+        FROM written LEFT JOIN firsts USING (producer_id, begin_time, topic, partition)
+      ) w ON w.topic = b.topic AND w.partition = b.partition AND w.begin_time <= b.start
         AND coalesce(w.end_time, b.stop) >= b.stop - INTERVAL 1 SECOND
+        AND coalesce(w.first_offset = b.stable, true)
     )
     SELECT transactional_id, producer_id,
       CASE WHEN producer_id IS NULL THEN {PARTITION_NAME} END AS unknown_at,
       coalesce(begin_time, min(start)) AS start,
-      coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
+      coalesce(end_time, max(stop)) AS stop,
+      end_time IS NULL AND NOT bool_or(has_ended) AS is_open,
       list_sort(list(DISTINCT {PARTITION_NAME})) AS partitions,
       max(high - stable) AS waiting,
       {PARTIES},
