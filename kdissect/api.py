@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -220,13 +221,15 @@ class Tables(Mapping[str, Table]):
         manifest: dict[str, Any],
         notes: Sequence[str] = (),
         arguments: Mapping[str, Sequence[str]] | None = None,
+        origin: tuple[Tables, Selection] | None = None,
     ) -> None:
-        """notes: messages of the run that made the tables, for the user. arguments: of a
-        command that reads these tables, by verb."""
+        """notes: messages of the run that made the tables, for the user. arguments: of a command
+        that reads these tables, by verb. origin: of a selection."""
         self._tables = tables
         self.manifest = manifest
         self.notes = list(notes)
         self.arguments = arguments or dict.fromkeys(_VERBS, ("CAPTURE",))
+        self._origin = origin
 
     @property
     def names(self) -> list[str]:
@@ -321,12 +324,19 @@ class Tables(Mapping[str, Table]):
     def incidents(self) -> Table:
         """Find the incidents in the tables; returns one row for each, the worst first.
 
+        Those of a selection are found in the whole set: other exchanges may disprove an incident.
         docs/reference.md lists the columns; the fields of the schema carry their meanings.
         """
         from kdissect.incidents import find_incidents
 
-        with self._requests() as database:
-            return _in_memory("incidents", find_incidents(database, self.arguments))
+        whole, selection = self._origin or (self, None)
+        exchange_ids = None
+        if selection is not None:
+            of_any_time = replace(selection, time_from_ns=None, time_to_ns=None)
+            exchange_ids, _ = _passing(whole.exchanges, of_any_time)
+        with whole._requests() as database:
+            rows = find_incidents(database, self.arguments, selection, exchange_ids)
+        return _in_memory("incidents", rows)
 
     def inventory(self, since: Time | None = None) -> Table:
         """List the clients in the tables; returns one row for each client id at an address.
@@ -477,7 +487,8 @@ def selected(tables: Tables, selection: Selection) -> Tables:
         name: kept[name].num_rows if name in kept and name != "captures" else count
         for name, count in tables.manifest["totals"].items()
     }
-    return Tables(kept, {**tables.manifest, "totals": totals}, tables.notes, tables.arguments)
+    manifest = {**tables.manifest, "totals": totals}
+    return Tables(kept, manifest, tables.notes, tables.arguments, (tables, selection))
 
 
 def read(

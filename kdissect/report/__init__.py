@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from kdissect import __version__
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import OutputError
-from kdissect.incidents import Arguments, find_incidents, json_rows
+from kdissect.incidents import json_rows
 from kdissect.protocol.releases import find_release
 from kdissect.report import page
 from kdissect.report.document import LISTS, Document, Options, Section
@@ -100,7 +102,9 @@ def build(
     progress: called with the name of each step, and the share of the work done so far (0 to 1).
     """
     check_options(out, options)
-    options = replace(options, totals=tables.manifest["totals"], arguments=tables.arguments)
+    with logged_step("incidents"):
+        incidents = tables.incidents().to_arrow()
+    options = replace(options, totals=tables.manifest["totals"], incidents=incidents)
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
@@ -164,21 +168,19 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
         make_requests(database)
         traffic.prepare(database)
         errors.prepare(database)
-    with logged_step("incidents"):
-        incidents = _incidents(database, options.arguments)
     document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
     for number, (name, (collect_part, _)) in enumerate(_SECTIONS.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(_SECTIONS)))
         with logged_step(name):
             document[name] = json_value(collect_part(database, options))
-    document["incidents"] = incidents
+    document["incidents"] = _incidents(database, options.incidents)
     document["clear"] = overview.clear(document)
     return document
 
 
-def _incidents(database: Database, arguments: Arguments) -> list[Row]:
+def _incidents(database: Database, incidents: pa.Table) -> list[Row]:
     """Return the incidents as JSON has them, each with its `cost` in words and its first packet."""
-    rows = json_rows(find_incidents(database, arguments))
+    rows = json_rows(incidents)
     ids = {row["evidence"]["exchange_ids"][0] for row in rows if row["evidence"]["exchange_ids"]}
     packets = {
         str(row["exchange_id"]): row["packet"]

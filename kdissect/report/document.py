@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+import pyarrow as pa
+
 from kdissect.charts import Chart
-from kdissect.incidents import Arguments
 from kdissect.sql import Database
-from kdissect.tables.schemas import DERIVED_TABLES, FIXED_TABLES, Row, meaning_of
+from kdissect.tables.schemas import DERIVED_TABLES, FIXED_TABLES, INCIDENTS, Row, meaning_of
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
@@ -30,13 +31,13 @@ class Options:
 
     target: a release of Kafka that clients have to work with. since_us: a time in microseconds
     since 1970; clients are compared before and after. totals: of the table set's manifest.
-    arguments: of a command that reads the set, by verb. `build` takes both from the set.
+    incidents: the set's. `build` takes both from the set.
     """
 
     target: str
     since_us: int | None
     totals: Mapping[str, int] = field(default_factory=dict)
-    arguments: Arguments = field(default_factory=dict)
+    incidents: pa.Table = field(default_factory=INCIDENTS.empty_table)
 
 
 # Lists with a CSV file -> their rows. The document has the first of them, in the same order.

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from tests.builders.tables import connection, exchange, tables
+from kdissect.api import selected
+from kdissect.pipeline.selection import Selection
+from tests.builders.tables import at, connection, exchange, tables
 from tests.conftest import ROOT
 from tests.console import run_here
 
@@ -106,3 +108,35 @@ def test_sql_queries_the_incidents(folder: Path) -> None:
     query = "select kind, request_count from incidents"
     expected = ["kind,request_count", "login_failures,5"]
     assert run_here(f'kdissect sql tables "{query}" --format csv', folder).splitlines() == expected
+
+
+LOGINS, HANDSHAKE = ("bad", "login_failures"), ("warn", "tls_failure")
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (Selection(clients=("app",)), [LOGINS, HANDSHAKE]),
+        (Selection(clients=("slow",)), [HANDSHAKE]),  # no stall: others had their answers
+        (Selection(errors=True), [LOGINS, HANDSHAKE]),
+        (Selection(time_from_ns=at(3) * 1000), [LOGINS, HANDSHAKE]),
+        (Selection(time_from_ns=at(9) * 1000), [HANDSHAKE]),
+        (Selection(time_to_ns=at(-1) * 1000), []),
+    ],
+)
+def test_incidents_of_a_selection(selection: Selection, expected: list[tuple[str, str]]) -> None:
+    """They are those of the whole set, without those of other clients and other times."""
+    slow = {"connection_id": 2, "client_id": "slow", "client_ip": "10.0.0.2"}
+    exchanges = [
+        *[exchange(n, second=n, **REFUSED if n < 5 else {}) for n in range(20)],
+        exchange(100, second=8, request_packet=17, response_packet=17, **slow),
+        exchange(101, second=10, latency_us=3_000_000, api_name="Produce", **slow)
+        | {"request_packet": 21, "response_packet": 27},
+    ]
+    hello = connection(
+        3, is_kafka=False, is_tls=True, client_ids=[], request_byte_count=100, closed_by="broker"
+    )
+    connections = [connection(), connection(2, client_ids=["slow"]), hello]
+    rows = selected(tables(connections=connections, exchanges=exchanges), selection).incidents()
+    found = [(row["severity"], row["kind"]) for row in rows.to_pylist()]
+    assert [one for one in found if one[0] != "info"] == expected

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kdissect.api import Tables
@@ -9,9 +10,7 @@ from kdissect.report import Options, collect
 from kdissect.sql import Database
 from kdissect.sql.requests import make_requests
 
-OPTIONS = Options(
-    "4.0", None, {"packets": 0, "bytes": 0}, dict.fromkeys(("show", "sql"), ("CAPTURE",))
-)
+OPTIONS = Options("4.0", None, {"packets": 0, "bytes": 0})
 
 
 @contextmanager
@@ -25,4 +24,4 @@ def prepared(tables: Tables) -> Iterator[Database]:
 def document_of(tables: Tables) -> dict[str, Any]:
     """The document of a table set's report."""
     with tables.database() as database:
-        return collect(database, OPTIONS)
+        return collect(database, replace(OPTIONS, incidents=tables.incidents().to_arrow()))
