@@ -30,14 +30,19 @@ _POSITIONS = f"""
       FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
       WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
     )
-    FROM named UNION ALL BY NAME
-    SELECT n.* REPLACE (a.exchange_id AS exchange_id, a.time AS time)
+    SELECT * EXCLUDE (named, known), unnest(known)
     FROM (
-      SELECT exchange_id, topic, partition, connection_id, time
-      FROM ({_IN_SESSIONS}) JOIN requests USING (exchange_id)
-    ) a ASOF JOIN named n ON n.connection_id = a.connection_id AND n.topic = a.topic
-      AND n.partition = a.partition AND n.time <= a.time
-    WHERE n.exchange_id != a.exchange_id
+      SELECT *, last_value(named IGNORE NULLS) OVER (PARTITION BY connection_id, topic, partition
+        ORDER BY time ROWS UNBOUNDED PRECEDING) AS known
+      FROM (
+        SELECT exchange_id, topic, partition, connection_id, time,
+          struct_pack(client, position, max_bytes, is_committed) AS named FROM named
+        UNION ALL BY NAME
+        SELECT exchange_id, topic, partition, connection_id, time
+        FROM ({_IN_SESSIONS}) JOIN requests USING (exchange_id)
+        ANTI JOIN named USING (exchange_id, topic, partition) WHERE NOT is_broker
+      )
+    ) WHERE known IS NOT NULL
 """
 # A request repeats a position if the request before it had the same one, or if an earlier one of
 # its connection had: a consumer that seeks back has fetched more in between. Clients of one name
