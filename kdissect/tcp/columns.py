@@ -60,4 +60,3 @@ class CloseReason(IntEnum):
     FIN = 1
     RST = 2
     REUSED = 3
-    IDLE = 4
