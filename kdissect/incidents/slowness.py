@@ -174,7 +174,8 @@ _QUOTA_WAITS = f"""
     FROM ({runs(_THROTTLED, "client", QUOTA_PAUSE_MS)})
     GROUP BY client, run ORDER BY start, client
 """
-_QUOTA_SEVERITY = f"if(lost_ms >= {QUOTA_WAIT_MS}, '{WARN}', '{INFO}')"
+_QUOTA_SEVERITY = f"""CASE WHEN longest_ms >= {LONG_UPLOAD_MS} THEN '{BAD}'
+  WHEN lost_ms >= {QUOTA_WAIT_MS} THEN '{WARN}' ELSE '{INFO}' END"""
 
 
 @kind("throttling", _QUOTA_SEVERITY, "client", _WAITS, _QUOTA_WAITS)

@@ -87,7 +87,8 @@ def test_requests_that_are_no_retry_storm(count: int, interval_s: float, error: 
 
 
 def test_a_quota_makes_a_client_wait() -> None:
-    """Four responses name waits of a second; a wait of 50 ms alone is information."""
+    """Four responses name waits of a second; a wait of 50 ms alone is information. With a wait of
+    11 s it stands still, and explains that its next request is slow to arrive (KIP-219)."""
     rows = _requests(4, 2, api_name="Produce", client_id="app", throttle_time_ms=1000)
     (wait,) = found(**rows)
     assert (wait["kind"], wait["severity"], wait["time_lost_ms"]) == ("throttled", "warn", 4000)
@@ -95,6 +96,10 @@ def test_a_quota_makes_a_client_wait() -> None:
     (short,) = found(**_requests(1, 2, api_name="Fetch", throttle_time_ms=50))
     assert short["severity"] == "info"
     assert found(**_requests(4, 2, throttle_time_ms=0)) == []
+    rows = _requests(2, 2, api_name="Produce", throttle_time_ms=11_000)
+    rows["exchanges"][1] |= {"upload_ms": 10_900.0, "throttle_time_ms": 0}
+    (still,) = found(**rows)
+    assert (still["kind"], still["severity"]) == ("throttled", "bad")
 
 
 def test_a_quota_of_requests_is_one_incident() -> None:
