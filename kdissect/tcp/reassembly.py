@@ -456,8 +456,8 @@ def _split_connections(
                 away = distance(ack, walk[other]["number"])
                 # RFC 5961, 4.2: to a SYN on the endpoints of an earlier connection, its peer may
                 # answer with the numbers of that one.
-                is_first = walk[other]["has_syn"] and not walk[side]["has_syn"] and not flags & SYN
-                if abs(away) <= (FAR_ONCE_CLOSED if is_first else FAR):
+                is_early = walk[other]["has_syn"] and not walk[side]["has_syn"] and not flags & SYN
+                if abs(away) <= (FAR_ONCE_CLOSED if is_early else FAR):
                     acknowledged[row] = walk[other]["pos"] + away
             if flags & SYN:
                 walk[side]["has_syn"] = 1
