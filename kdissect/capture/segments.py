@@ -40,7 +40,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u2"),  # if it is 0 or IPv6, 16 bits of TCP's options
+        ("ip_id", "<u2"),  # where IP has none or 0, 16 bits of TCP's options
         ("marks", "u1"),  # FRAGMENT_PART, NO_HEADER, COUNTED_BEFORE
         # of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
         # source; 0 if they are cut, or if the SYN came in IP fragments

@@ -203,8 +203,9 @@ class ConnectionCarry:
         is_copy = (some["flags"] & SYN != 0) & (number == begin[some["side"]])
         is_copy &= row["seq"][some["side"]] != NO_NUMBER
         first_time = row["connection"]["first_time_ns"]
+        # without late captures, an earlier time only shows that a clock stepped back
         is_earlier = some["time_ns"] < first_time - CLOCKS_MAX_NS
-        is_earlier &= self.patience.begin_ns > 0
+        is_earlier &= self.patience.is_for_late
         self.counts.late += int((is_earlier & (some["length"] > 0)).sum())
         return rows[~is_copy & ~is_earlier]
 

@@ -59,6 +59,11 @@ class Patience:
         """Wait so long for a late capture, however many bytes follow a gap."""
         return Patience(late_ns, NO_POSITION, late_ns, NO_POSITION, late_ns, begin_ns)
 
+    @property
+    def is_for_late(self) -> bool:
+        """Return whether it waits for late captures."""
+        return self.gap_bytes == NO_POSITION
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:

@@ -8,9 +8,8 @@ time of a capture never decreases: it is the running maximum over this pair's se
 capture. So the order does not depend on other segments in the batch.
 
 *Duplicates.* A packet that was captured twice (equal IP id, seq, ack, flags, window, length, side
-and bytes, within 10 ms) counts once and is otherwise ignored: of two, the one that has fewer of its
-bytes. Copies are searched among the last
-packets of the pair, at least COPIES_MAX / 2 of them.
+and bytes, within 10 ms) counts once. The copy with fewer captured bytes is ignored, or else the
+second one. Copies are searched among the last packets of the pair, at least COPIES_MAX / 2 of them.
 
 *Connections.* A pair of endpoints may carry several connections, one after the other. A new one
 starts with
@@ -402,9 +401,9 @@ def _split_connections(
                 mark[row] = mark[copy_of]
                 # a snap length may have cut either copy
                 is_longer = segments[row]["captured"] > segments[copy_of]["captured"]
-                ignored = copy_of if is_longer else row
-                mark[ignored] = DUPLICATE
-                acknowledged[ignored] = NO_ACK
+                lesser = copy_of if is_longer else row
+                mark[lesser] = DUPLICATE
+                acknowledged[lesser] = NO_ACK
                 continue
             s = segments[row]
             flags = int64(s["flags"])
@@ -463,9 +462,9 @@ def _split_connections(
                 walk[side]["has_syn"] = 1
                 walk[side]["syn_number"] = here
                 walk[side]["syn_acked"] = ack if flags & ACK else -1
-            # RFC 9293, 3.6: a FIN closes one direction; an RST (3.5.3) closes both.
             if mark[row] == IGNORED:
                 continue
+            # RFC 9293, 3.6: a FIN closes one direction; an RST (3.5.3) closes both.
             if flags & FIN:
                 closed |= 1 << side
             if flags & RST:
