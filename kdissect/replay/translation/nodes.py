@@ -1,8 +1,9 @@
 """Chooses the target's nodes for a request: leaders, a coordinator, or its broker's counterpart.
 
 The partitions, groups or transactions of one captured broker may belong to several nodes of the
-target. Each node then gets a request for its own ones, as a client would send it. The answers are
-merged into one before anything reads them. A frame is cut after its ids have been translated.
+target. Each node then gets a request for its own ones, as a client would send it; a request that
+lists groups or transactions goes to all nodes. The answers are merged into one before anything
+reads them. A frame is cut after its ids have been translated.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _BY_CONTROLLER = apis(
     "CreateTopics DeleteTopics CreatePartitions ElectLeaders AlterPartitionReassignments "
     "ListPartitionReassignments AlterClientQuotas AlterUserScramCredentials UpdateFeatures"
 )
+# A broker lists what it coordinates, so admin clients ask all of them.
+_BY_ALL = apis("ListGroups ListTransactions")
 # The arrays that are cut: of topics, and of structs or plain names of groups and transactions.
 _TOPICS = ("topic_data", "topics")
 _NAMED = ("groups", "groups_names", "group_ids", "transactional_ids")
@@ -97,6 +100,8 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
     Partitions, groups and transactions without a known node go to that of the request.
     """
     first, api_key = node_of(ids, step), step.exchange.api_key
+    if api_key in _BY_ALL:
+        return [(node, frame) for node in ids.target.several or [first]]
     is_shared = api_key in SHARE_APIS
     is_cut = api_key in _BY_LEADER | _BY_COORDINATOR
     if not is_cut or not (ids.target.several or is_shared):
@@ -168,7 +173,10 @@ def _join(body: Body, other: Body) -> None:
     brokers' answers may have them, too."""
     for name, value in other.items():
         if isinstance(value, list):
-            body[name] = [*entries(body.get(name)), *value]
+            mine = entries(body.get(name))
+            # names that a node does not know, no other node knows
+            more = [each for each in value if not (isinstance(each, str) and each in mine)]
+            body[name] = [*mine, *more]
         elif name == "error_code":
             body[name] = body[name] or value
         elif name == "throttle_time_ms":

@@ -296,6 +296,32 @@ def test_reads_after_topics_were_made() -> None:
     assert described(2, False, 0, 1, code=3, early=True).verdict is Verdict.DIFFERENT
 
 
+def test_groups_of_other_brokers_are_listed_beside_the_captured_ones() -> None:
+    """The replay asks all nodes of a cluster, and so none may be missing."""
+    request = Message(ApiKey.LIST_GROUPS, 4, "request", {"client_id": "c"}, {"states_filter": []})
+    names = {"groups": ["a", "b"]}
+    naming = Message(ApiKey.DESCRIBE_GROUPS, 0, "request", {"client_id": "c"}, names)
+
+    def listed(*names: str) -> Message:
+        groups = [{"group_id": name, "group_state": "Stable"} for name in names]
+        return Message(ApiKey.LIST_GROUPS, 4, "response", {"correlation_id": 1}, {"groups": groups})
+
+    for captured, answered, count, verdict in (
+        (["a"], ["b", "a"], 2, Verdict.TOLERATED),
+        ([], ["b"], 2, Verdict.TOLERATED),
+        (["a"], ["b", "a"], 1, Verdict.DIFFERENT),
+        (["a"], ["b"], 2, Verdict.DIFFERENT),
+        (["a"], [], 2, Verdict.DIFFERENT),
+    ):
+        exchanges = exchange(0, request, 0, 1, listed(*captured)), exchange(0, naming, 2, 3, None)
+        plan = make_plan(workload([*exchanges]), everything())
+        outcome = Outcome(plan.steps[0], answer=encode_message(listed(*answered)))
+        ids = IdMap(plan)
+        ids.target.nodes |= {node: ("h", node) for node in range(count)}
+        Judge(RunFacts(ids, [outcome]), load_fields()).judge()
+        assert outcome.judgement.verdict is verdict
+
+
 def test_a_config_that_the_run_has_set_is_right() -> None:
     """The captured broker showed the value of before; the target may show the new one, no other,
     and then no other source. It may not leave the config out."""

@@ -131,6 +131,27 @@ def test_groups_go_to_their_coordinators() -> None:
     assert {node: body["groups"] for node, body in found.items()} == {1: ["a", "other"], 2: ["b"]}
 
 
+def test_lists_come_from_all_nodes() -> None:
+    """Each lists what it coordinates; filters that brokers do not know are named once."""
+    t = world((a_request(ApiKey.LIST_TRANSACTIONS, 0, state_filters=["Lost"]), None))
+    assert [body["state_filters"] for body in cut(t).values()] == [["Lost"], ["Lost"]]
+    answers = [
+        encode_message(
+            a_response(
+                ApiKey.LIST_TRANSACTIONS,
+                0,
+                unknown_state_filters=["Lost"],
+                transaction_states=[{"transactional_id": name}],
+            )
+        )
+        for name in "ab"
+    ]
+    whole = t.ids.answer_of(t.ids.plan.steps[0], merged(t.ids, t.ids.plan.steps[0], answers))
+    assert whole is not None
+    assert whole.body["unknown_state_filters"] == ["Lost"]
+    assert [each["transactional_id"] for each in whole.body["transaction_states"]] == ["a", "b"]
+
+
 def session_fetch(session: int, epoch: int, *partitions: int) -> Message:
     asked = [{"partition": each, "fetch_offset": 0} for each in partitions]
     topics = [{"topic": "t", "partitions": asked}] if asked else []
