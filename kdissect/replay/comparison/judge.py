@@ -157,7 +157,6 @@ class Judge:
             return judgement
         assert outcome.answer is not None
         version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
-        is_fetch = exchange.api_key in FETCH_APIS
         expected = self._expected(step)
         if isinstance(expected, str):
             return Judgement(Verdict.TOLERATED, reason=expected)
@@ -169,21 +168,30 @@ class Judge:
         if is_repeated or any(each.is_racing for each in (outcome, *others)):
             step = replace(step, is_racing=True)
         differences = self.differences(step, expected, answer)
-        for log, partition in self._expected_form.topics.logs(expected.body) if is_fetch else ():
-            of_log = self._facts.logs.of(log, outcome.sent_ns)
-            self._expected_records[of_log].append((step.number, partition["records"] or b""))
-        has_reference = self._reference is not None
-        captured = response_body(exchange) if is_fetch and has_reference else {}
-        for log, partition in self._facts.ids.names.logs(captured):
-            ends = [each.last_offset + 1 for each in headers(partition["records"] or b"")]
-            of_log = self._facts.logs.of(log, outcome.sent_ns)
-            self._captured_ends[of_log] = max(self._captured_ends[of_log], *ends, 0)
+        if exchange.api_key in FETCH_APIS:
+            self._expect_records(outcome, expected.body)
         if answer.api_version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{answer.api_version}"
             note = "sent at the nearest version that the target speaks"
             one = Difference("api_version", (), *versions, rule=OTHER_VERSION, note=note)
             differences.insert(0, one)
         return Judgement().with_differences(differences)
+
+    def _expect_records(self, outcome: Outcome, expected: Body) -> None:
+        """Note the records that answers have to bring. Those of a reference may have come in
+        several tries."""
+        step, bodies = outcome.step, [expected]
+        if self._reference is not None:
+            tries = _replies(self._reference.outcomes[step.number])
+            bodies = [reply.body for _, reply in tries]
+            for log, partition in self._facts.ids.names.logs(response_body(step.exchange)):
+                ends = [each.last_offset + 1 for each in headers(partition["records"] or b"")]
+                of_log = self._facts.logs.of(log, outcome.sent_ns)
+                self._captured_ends[of_log] = max(self._captured_ends[of_log], *ends, 0)
+        for body in bodies:
+            for log, partition in self._expected_form.topics.logs(body):
+                of_log = self._facts.logs.of(log, outcome.sent_ns)
+                self._expected_records[of_log].append((step.number, partition["records"] or b""))
 
     def differences(self, step: Step, expected: Message, answer: Message) -> list[Difference]:
         found = compare(

@@ -67,6 +67,8 @@ class IdMap:
         self.kept = frozenset(kept)
         self.target = target or TargetCluster()
         self.offsets = OffsetMap(self.options.offsets)
+        # of a Fetch that is sent again: the target's offset behind the records that came
+        self.read_to: dict[tuple[int, Log], int] = {}
         self.sessions = FetchSessions(plan.workload.facts.fetch_sessions)
         self.share = ShareSessions()
         self.producers = Producers()

@@ -238,8 +238,8 @@ def _is_idempotent(asked: Body) -> bool:
 
 
 def _without_records(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Resource, str]:
-    """Partitions whose answer ends before the last captured data record: the Fetch came before the
-    Produce, or transaction markers are not written yet."""
+    """Partitions whose answers end before the last captured data record: the Fetch came before the
+    Produce, or transaction markers are not written yet, or the target's segments end elsewhere."""
     if answer.get("error_code"):
         return {}
     answered = dict(ids.target_topics.logs(answer))
@@ -250,7 +250,9 @@ def _without_records(ids: IdMap, step: Step, captured: Body, answer: Body) -> di
             continue
         other = answered.get(log, {})
         wanted = ids.offsets.of(log, step.number).to_target(last)
-        if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
+        read_to = ids.read_to.get((step.number, log), 0)
+        last = max(last_data(other.get("records") or b""), read_to - 1)
+        if not other.get("error_code") and last < wanted:
             found["records", *log] = "it does not bring all records yet"
     return found
 
@@ -290,6 +292,10 @@ def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     if api_key in messages.SHARE_APIS and answer["error_code"] == 0:
         _share_taken(ids, step, messages.request_body(step.exchange), answer)
         ids.share.acknowledged.add(step.number)
+    elif api_key == ApiKey.FETCH:
+        for log, partition in ids.target_topics.logs(answer):
+            end = last_data(partition["records"] or b"") + 1
+            ids.read_to[step.number, log] = max(ids.read_to.get((step.number, log), 0), end)
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID:
         ids.groups.members[messages.member_of(step.exchange)] = ""  # it asks for another id
     elif api_key == ApiKey.JOIN_GROUP and answer["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:

@@ -213,7 +213,12 @@ def _changed(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
             topic, partition = _log(ids, ref)
             return ids.target.leaders.get((ids.topic(topic), partition), (-1, -1))[1]
         case "offset":
-            return ids.offsets.of(_log(ids, ref), step.number).to_target(value)
+            log = _log(ids, ref)
+            offset = ids.offsets.of(log, step.number).to_target(value)
+            if name != "fetch_offset":
+                return offset
+            # a Fetch that is sent again goes on behind the records that came
+            return max(offset, ids.read_to.get((step.number, log), offset))
         case "producer-id" if value >= 0:
             producer = ids.producers.target(Producer(value, -1))
             if producer is None and not ref.slot.field.is_array:  # an array is a filter

@@ -34,7 +34,8 @@ from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import exchange, planned, produce, produced, workload
+from tests.builders.messages import numbered_batch
+from tests.builders.workloads import exchange, fetch, fetched, planned, produce, produced, workload
 from tests.cases import cases
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
@@ -391,6 +392,25 @@ def test_another_run_is_the_reference(plan: ReplayPlan) -> None:
     assert outcome.judgement == Judgement(Verdict.SAME)
     Judge(RunFacts(ids, [outcome]), table, RunFacts(IdMap(plan), reference)).judge()
     assert [each[0].rpartition(".")[2] for each in new(outcome.judgement)] == ["isr_nodes"]
+
+
+def test_a_reference_may_bring_records_in_several_tries() -> None:
+    """The target has to bring those of all."""
+    parts = [numbered_batch(first, 2) for first in (0, 2)]
+    plan = planned(exchange(0, fetch(0), 0, 1, fetched(0, b"".join(parts))))
+    [step] = plan.steps
+
+    def tried(*records: bytes) -> RunFacts:
+        answers = [encode_message(fetched(0, each)) for each in records]
+        outcome = Outcome(step, step.exchange.request, answers.pop(), 3, 4, api_version=12)
+        outcome.earlier = [Attempt(outcome.sent or b"", 1, each, 2, "why") for each in answers]
+        return RunFacts(IdMap(plan), [outcome])
+
+    for records, lost in ((parts, 0), (parts[::-1], 0), (parts[1:], 1), (parts[:1], 1)):
+        facts = tried(*records)
+        Judge(facts, load_fields(), tried(*parts)).judge()
+        found = [place for place, *_ in new(facts.outcomes[0].judgement)]
+        assert sum(place.endswith("records") for place in found) == lost
 
 
 def test_a_reference_without_an_answer_hides_no_difference(plan: ReplayPlan) -> None:

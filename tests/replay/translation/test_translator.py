@@ -388,6 +388,18 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
         OffsetMap("latest")
 
 
+def test_negative_offsets_are_no_positions() -> None:
+    """Some clients commit -2 where they have read nothing."""
+    committed = [{"partition_index": 0, "committed_offset": -2}]
+    topics = [{"name": "t", "partitions": committed}]
+    commit = a_request(ApiKey.OFFSET_COMMIT, 5, group_id="g", topics=topics)
+    translator, [step] = translated(exchange(0, commit, 0, 1, None))
+    frame = translator.request(step)
+    assert isinstance(frame, bytes)
+    [(_, _, sent)] = partitions(decode_message(frame, side="request").body)
+    assert sent["committed_offset"] == -2
+
+
 def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
     """Later sequence numbers leave no gap."""
     producers = Producers()
@@ -457,6 +469,24 @@ def test_an_error_beside_records_that_are_missing_is_final() -> None:
     other = {**answer.body["responses"][0]["partitions"][0], "partition_index": 1}
     answer.body["responses"][0]["partitions"].append({**other, "error_code": 1})
     assert not sent_again(translator, step, answer)
+
+
+def test_a_fetch_that_is_sent_again_goes_on_behind_the_records_that_came() -> None:
+    """The target's log has other segments, of which an answer brings one."""
+    parts = [numbered_batch(first, 2) for first in (0, 2)]
+    translator, [step] = translated(exchange(0, fetch(0), 0, 1, fetched(0, b"".join(parts))))
+
+    def offset() -> int:
+        frame = translator.request(step)
+        assert isinstance(frame, bytes)
+        [(_, _, asked)] = partitions(decode_message(frame, side="request").body)
+        return asked["fetch_offset"]
+
+    for records, before in ((b"", 0), (parts[0], 0), (b"", 2)):
+        assert offset() == before
+        assert sent_again(translator, step, fetched(0, records))
+    assert offset() == 2
+    assert not sent_again(translator, step, fetched(0, parts[1]))
 
 
 def test_a_member_that_is_given_an_id_joins_once() -> None:
