@@ -90,7 +90,7 @@ def _wrong_crc(data: bytes) -> bytes:
 def _lost(which: int) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         found = _batches(data)
-        _only(len(found) > 1, None)
+        _only(bool(found), None)
         found.pop(which)
         return b"".join(found)
 
