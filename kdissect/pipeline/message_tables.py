@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Indices, Positions, take
+from kdissect.arrays import Bools, Indices, Positions, take
 from kdissect.codec.redaction import TEXT, hide_tags, may_hold_secrets, redact_column, secret_apis
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
@@ -25,6 +25,7 @@ from kdissect.tables.exchanges import exchanges_table
 from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource, begin_ns
 from kdissect.tables.payload import FULL
 from kdissect.tables.schemas import UNKNOWN_TAGS, Column, api_schema, table_of
+from kdissect.tables.topics import METADATA_MARKS
 
 NO_BYTES = pa.scalar(None, pa.binary())
 
@@ -225,6 +226,19 @@ def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
             add_anomalies(chunk, output, kind, rows, side, detail)
 
 
+def _of_metadata_log(chunk: MessageChunk, rows: Indices, side: int) -> Bools:
+    """bool[rows]: the message has the name or id of the metadata log, whose records hold secrets.
+    It is looked for in all bytes, since the message does not decode."""
+    frames = chunk.frames
+    found, place = np.unique(rows, return_inverse=True)
+    messages = (
+        frames.buf[begin:end].tobytes()
+        for begin, end in zip(frames.start[found, side], frames.end[found, side], strict=True)
+    )
+    named = [any(mark in message for mark in METADATA_MARKS) for message in messages]
+    return np.array(named, np.bool_)[place]
+
+
 def add_anomalies(
     chunk: MessageChunk,
     output: TableOutput,
@@ -255,8 +269,10 @@ def add_anomalies(
             shown = pc.coalesce(pc.binary_slice(data[part], 0, data_max), shown)
         api_key = exchanges["api_key"]
         if not options.reveal_secrets:
-            secret = pa.array(np.isin(api_key, list(secret_apis())))
-            shown = pc.if_else(secret, pa.scalar(TEXT.encode()), shown)
+            secret = np.isin(api_key, list(secret_apis()))
+            if data is None:  # records that were read are redacted one by one
+                secret |= _of_metadata_log(chunk, some, side)
+            shown = pc.if_else(pa.array(secret), pa.scalar(TEXT.encode()), shown)
         if options.payload != FULL:
             keys = np.unique(api_key).tolist()
             keys = [key for key in keys if catalog.may_hold_records(key, side)]

@@ -9,7 +9,6 @@ batch. A batch that is split between two responses of a snapshot is not read.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from functools import cache
 
@@ -31,10 +30,9 @@ from kdissect.protocol.column_plan import Role, plan, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
 from kdissect.tables.message_chunk import FrameBuffer, chunks
 from kdissect.tables.message_marks import ChunkMarks
-from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
+from kdissect.tables.topics import METADATA_MARKS, ZERO_UUID_TEXT, SeenTopics
 
 _SMALLEST_BATCH = 61
-_LOG_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
 
 
 @cache
@@ -158,7 +156,7 @@ def _asking(assembly: Assembly, sources: Sources, rows: Indices) -> Indices:
     data = frames.buf.tobytes()
     ends = frames.end[:, REQUEST]
     asking = set()
-    for mark in _LOG_MARKS:
+    for mark in METADATA_MARKS:
         at = data.find(mark)
         while at >= 0:
             row = int(np.searchsorted(ends, at, side="right"))

@@ -13,6 +13,7 @@ from kdissect.arrays import Bools, Indices
 from kdissect.codec.internal_records import (
     CONTROL,
     LOG_OF_TOPIC,
+    METADATA,
     InternalColumns,
     InternalFaults,
     decode_internal,
@@ -25,6 +26,7 @@ from kdissect.codec.redaction import (
     secret_rows,
 )
 from kdissect.kafka.assembly import Anomaly
+from kdissect.protocol import catalog
 from kdissect.status import Status
 from kdissect.tables.embedded import group_members
 from kdissect.tables.payload import FULL, KEYS
@@ -92,7 +94,9 @@ def internal_rows(
             if len(columns.rows):
                 sink(f"internal/{columns.name}", _table(some, columns, value, tags, payload))
         for fault in found:
-            may_show = reveal_secrets or not record_may_hold_secrets(fault.what)
+            # nobody knows what an unknown record of the metadata log holds
+            is_unknown = log == METADATA and fault.what not in catalog.record_definitions()
+            may_show = reveal_secrets or not (is_unknown or record_may_hold_secrets(fault.what))
             is_secret[rows[fault.rows]] |= not may_show
             data = keys if fault.in_key else values
             faults += _batch_faults(some, data, fault, rows, not may_show)

@@ -165,13 +165,14 @@ def _bytes_of(streams: Streams, record: Record) -> bytes:
 
 
 def _clear_handshake(streams: Streams, table: Rows, past_change: bool) -> bytes:
-    """The handshake bytes at the start of a stream that are not encrypted.
+    """The handshake bytes at the start of a stream that are not encrypted, without alerts.
 
     past_change: also after ChangeCipherSpec, which means nothing in TLS 1.3.
     """
     messages = b""
     for record in each_record(table):
-        if record.kind == records.CHANGE_CIPHER and past_change:
+        # a server may warn before its hello, for example of an unrecognized_name (RFC 6066, 3)
+        if record.kind == records.ALERT or (record.kind == records.CHANGE_CIPHER and past_change):
             continue
         if record.kind != records.HANDSHAKE or record.captured < record.size:
             break

@@ -8,7 +8,14 @@ import pytest
 import kdissect
 from kdissect.codec.compression import Codec, compress
 from kdissect.codec.record_encoder import encode_message, encode_messages
-from tests.builders.messages import batch, exchange, fetch, metadata_record, write_capture
+from tests.builders.messages import (
+    batch,
+    exchange,
+    fetch,
+    metadata_record,
+    snapshot_piece,
+    write_capture,
+)
 from tests.builders.tables import kinds, rows
 from tests.codec.vectors import LOGS, check_row, internal_vectors
 
@@ -136,6 +143,28 @@ def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
     open_tables = kdissect.read(path, reveal_secrets=True)
     assert [row["value"] for row in rows(open_tables, "records")[:4]] == values
     assert rows(open_tables, "internal/UserScramCredentialRecord")[0]["value"]["salt"] == b"salt"
+
+
+@pytest.mark.parametrize("api", ["Fetch", "FetchSnapshot"])
+def test_secrets_of_the_metadata_log_in_what_is_not_read(tmp_path: Path, api: str) -> None:
+    """Of messages that are cut or of no known version, and of records of no known frame or type."""
+    value = metadata_record("UserScramCredentialRecord", name="eve", stored_key=b"hunter2")
+    read = batch(
+        [(None, each + value[1:]) for each in (b"\1", b"\2")] + [(None, b"\1\x7e" + value)]
+    )
+    request, response = (
+        snapshot_piece(1, 0, len(read), read)
+        if api == "FetchSnapshot"
+        else fetch(1, METADATA_ID, [read], version=17)
+    )
+    newer = request[:2] + b"\0\x63" + request[4:]
+    for pair in ((request, response), (request, response[:-1]), (newer, response)):
+        path = write_capture(tmp_path / "made.pcap", [pair])
+        tables = kdissect.read(path)
+        assert len(tables.anomalies)
+        for name in tables.names:
+            assert "hunter2" not in repr(rows(tables, name)), name
+        assert "hunter2" in repr(rows(kdissect.read(path, reveal_secrets=True), "anomalies"))
 
 
 def test_wrong_crcs_are_anomalies(tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
     assert facts.client_certificate is None
 
 
+def test_a_warning_before_the_hello_of_the_broker(tmp_path: Path) -> None:
+    """A server that does not know the name in the client's hello may say so, and go on."""
+    parties = Parties(tmp_path, "TLSv1_2", TLS_12_CIPHERS[0])
+    talk = secret_talk(parties)
+    first = next(at for at, (side, _) in enumerate(talk.steps) if side == BROKER)
+    talk.steps[first] = (BROKER, bytes.fromhex("15030300020170") + talk.steps[first][1])
+    assembly = (talk.playbook() >> (FIN | ACK)).run(parties.key_log())
+    _check_all(assembly)
+    (facts,) = assembly.tls.values()
+    assert facts.version == "TLSv1.2"
+
+
 @pytest.mark.parametrize("size", [211, 999, 65_000])
 def test_tls_13_decrypts(parties: Parties, size: int) -> None:
     """Records cut anywhere, and several in a segment."""
