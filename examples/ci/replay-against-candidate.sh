@@ -60,13 +60,12 @@ log.cleaner.dedupe.buffer.size=2097152
 CONFIG
 cat "${BROKER_PROPERTIES:-$here/broker.properties}" >> "$work/server.properties"
 
-kafka() {
-  java -Xmx400m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
-    -Djava.io.tmpdir="$work" -Dlog4j2.configurationFile="$work/log4j2.properties" -cp "$jars/*" "$@"
-}
-kafka kafka.tools.StorageTool format -t kdissect-CI-cluster-00 -c "$work/server.properties" \
+# An array, not a function: in the background, $! is then Java's process and not a shell around it.
+kafka=(java -Xmx400m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir=$work"
+  "-Dlog4j2.configurationFile=$work/log4j2.properties" -cp "$jars/*")
+"${kafka[@]}" kafka.tools.StorageTool format -t kdissect-CI-cluster-00 -c "$work/server.properties" \
   --standalone > "$work/format.log" 2>&1 || { cat "$work/format.log" >&2; exit 3; }
-kafka kafka.Kafka "$work/server.properties" > "$work/console.log" 2>&1 &
+"${kafka[@]}" kafka.Kafka "$work/server.properties" > "$work/console.log" 2>&1 &
 broker=$!
 trap 'kill $broker 2>/dev/null || true; wait $broker 2>/dev/null || true; rm -rf "$work"' EXIT
 not_started() {

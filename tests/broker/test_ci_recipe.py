@@ -1,5 +1,6 @@
 """The CI recipe of examples/ci, as a user runs it: a broker from Maven, a shipped capture."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def recipe(out: Path, *options: str, **env: str) -> Done:
         "CONTROLLER_PORT": str(controller_port),
         **env,
     }
-    return run("bash", SCRIPT, *options, **settings)
+    done = run("bash", SCRIPT, *options, **settings)
+    with pytest.raises(ConnectionRefusedError):  # its broker has ended
+        socket.create_connection(("127.0.0.1", port))
+    return done
 
 
 def test_the_recipe_passes_without_a_difference(tmp_path: Path) -> None:
