@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kdissect.api import Tables
+from kdissect.codec.internal_records import METADATA_TOPIC, METADATA_TOPIC_ID
 from kdissect.protocol.model import SIDES
 from kdissect.sql import Database, view_name
 from kdissect.sql.requests import create_missing
-from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID
 
 _FORMAT_VERSION = 1
 _MANIFEST = "rows of a table are as many as the manifest says"

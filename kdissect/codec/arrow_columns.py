@@ -20,7 +20,6 @@ _ARROW = {
     Type.INT16: pa.int16(),
     Type.UINT16: pa.int32(),  # Spark has no unsigned integers
     Type.INT32: pa.int32(),
-    Type.UINT32: pa.int64(),
     Type.INT64: pa.int64(),
     Type.FLOAT64: pa.float64(),
     Type.UUID: pa.string(),
@@ -33,7 +32,6 @@ _STORED: dict[Type, type[np.generic]] = {
     Type.INT16: np.int16,
     Type.UINT16: np.uint16,
     Type.INT32: np.int32,
-    Type.UINT32: np.uint32,
     Type.INT64: np.int64,
     Type.FLOAT64: np.float64,
 }

@@ -15,6 +15,7 @@ had another layout, the definition is that of the newest release.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,21 @@ from kdissect.status import REASONS, Status
 
 GROUP, TRANSACTION, SHARE = "group", "transaction", "share"
 METADATA, CONTROL = "metadata", "control"
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: a fixed id
+METADATA_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
 LOG_OF_TOPIC = {
     "__consumer_offsets": GROUP,
     "__transaction_state": TRANSACTION,
     "__share_group_state": SHARE,
-    "__cluster_metadata": METADATA,
+    METADATA_TOPIC: METADATA,
 }
 METADATA_FRAME_VERSION = 1
+
+
+def names_metadata_log(message: bytes) -> bool:
+    """Return whether a frame has the name or id of the metadata log, whose records hold secrets."""
+    return any(mark in message for mark in METADATA_MARKS)
 
 
 @dataclass(frozen=True, slots=True)

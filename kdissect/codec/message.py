@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,20 +111,15 @@ def decode_message(
         api = catalog.api(key)
     except ValueError:
         raise DecodeError(REASONS[Status.UNKNOWN_API], message=f"api {key}") from None
+    is_answer = key == ApiKey.API_VERSIONS and side == "response"
+    if is_answer and _error_code(data) == ErrorCode.UNSUPPORTED_VERSION:
+        version = 0
     if version not in api.side(side).versions:
-        if (
-            key == ApiKey.API_VERSIONS
-            and side == "response"
-            and _error_code(data) == ErrorCode.UNSUPPORTED_VERSION
-        ):
-            return _decode(api, 0, side, data)
         raise DecodeError(
             REASONS[Status.UNKNOWN_VERSION],
             pos=2 if side == "request" else 0,
             message=f"{api.name} v{version} {side}",
         )
-    if key == ApiKey.API_VERSIONS and side == "response" and version > 0:
-        return _decode_api_versions(api, version, data)
     return _decode(api, version, side, data)
 
 
@@ -152,23 +147,6 @@ def _decode(api: Api, version: int, side: str, data: bytes | bytearray | memoryv
 def _error_code(data: bytes | bytearray | memoryview) -> int:
     """The first field of an ApiVersions response, after its correlation id."""
     return int.from_bytes(data[4:6], "big") if len(data) >= 6 else 0
-
-
-def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memoryview) -> Message:
-    """The response to ApiVersions v1 or later, which may be a v0 body with error 35 (KIP-511)."""
-    oldest = None
-    with suppress(DecodeError):
-        oldest = _decode(api, 0, "response", data)
-    if oldest is not None and oldest.surplus:
-        oldest = None
-    if oldest is not None and _error_code(data) == ErrorCode.UNSUPPORTED_VERSION:
-        return oldest
-    try:
-        return _decode(api, version, "response", data)
-    except DecodeError:
-        if oldest is None:
-            raise
-        return oldest  # without that error, only because its own version does not decode
 
 
 def encode_message(message: Message) -> bytes:

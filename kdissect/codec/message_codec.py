@@ -84,7 +84,6 @@ read_int8, write_int8 = _fixed("b")
 read_int16, write_int16 = _fixed("h")
 read_uint16, write_uint16 = _fixed("H")
 read_int32, write_int32 = _fixed("i")
-read_uint32, write_uint32 = _fixed("I")
 read_int64, write_int64 = _fixed("q")
 read_float64, write_float64 = _fixed("d")
 
@@ -235,7 +234,6 @@ _CODECS: dict[str, tuple[Read, Write]] = {
     "int16": (read_int16, write_int16),
     "uint16": (read_uint16, write_uint16),
     "int32": (read_int32, write_int32),
-    "uint32": (read_uint32, write_uint32),
     "int64": (read_int64, write_int64),
     "float64": (read_float64, write_float64),
     "uuid": (read_uuid, write_uuid),

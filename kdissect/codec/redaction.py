@@ -9,8 +9,8 @@ definitions. A secret becomes ``[redacted]``, bytes the same in ASCII; null stay
   that are in no message.
 - The trees of `show`, and the differences of `replay`: they ask `is_secret` for each field.
 - Saved replays: `redact_frame`. `extract --anonymize` has a table of fields of its own.
-- The state that an append saves: no bytes of an open exchange of `secret_apis`
-  (`resume.progress`).
+- The state that an append saves: no bytes of an open exchange of `secret_apis`, or of one that
+  returns records of the metadata log (`resume.progress`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Bools, Indices, Positions, take
+from kdissect.codec.internal_records import names_metadata_log
 from kdissect.codec.redaction import TEXT, hide_tags, may_hold_secrets, redact_column, secret_apis
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
@@ -25,7 +26,6 @@ from kdissect.tables.exchanges import exchanges_table
 from kdissect.tables.message_chunk import DecodeStatus, MessageChunk, VersionSource, begin_ns
 from kdissect.tables.payload import FULL
 from kdissect.tables.schemas import UNKNOWN_TAGS, Column, api_schema, table_of
-from kdissect.tables.topics import METADATA_MARKS
 
 NO_BYTES = pa.scalar(None, pa.binary())
 
@@ -227,15 +227,15 @@ def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
 
 
 def _of_metadata_log(chunk: MessageChunk, rows: Indices, side: int) -> Bools:
-    """bool[rows]: the message has the name or id of the metadata log, whose records hold secrets.
-    It is looked for in all bytes, since the message does not decode."""
+    """bool[rows]: the message is about the metadata log. Its name is looked for in all bytes, since
+    the message does not decode."""
     frames = chunk.frames
     found, place = np.unique(rows, return_inverse=True)
     messages = (
         frames.buf[begin:end].tobytes()
         for begin, end in zip(frames.start[found, side], frames.end[found, side], strict=True)
     )
-    named = [any(mark in message for mark in METADATA_MARKS) for message in messages]
+    named = [names_metadata_log(message) for message in messages]
     return np.array(named, np.bool_)[place]
 
 

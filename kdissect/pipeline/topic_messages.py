@@ -20,7 +20,7 @@ from kdissect.arrays import Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.compression import DecompressionLimits
 from kdissect.codec.embedded_structs import Places
-from kdissect.codec.internal_records import METADATA, decode_internal
+from kdissect.codec.internal_records import METADATA, METADATA_MARKS, decode_internal
 from kdissect.codec.message_columns import decode_columns
 from kdissect.codec.record_batches import RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
@@ -30,7 +30,7 @@ from kdissect.protocol.column_plan import Role, plan, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
 from kdissect.tables.message_chunk import FrameBuffer, chunks
 from kdissect.tables.message_marks import ChunkMarks
-from kdissect.tables.topics import METADATA_MARKS, ZERO_UUID_TEXT, SeenTopics
+from kdissect.tables.topics import ZERO_UUID_TEXT, SeenTopics
 
 _SMALLEST_BATCH = 61
 

@@ -87,7 +87,7 @@ _FIELD = re.compile(
     r"(?: @(?P<entity>\w+))?(?P<key> key)?(?P<plain> plain)?\Z"
 )
 _TYPES = {kind.value: kind for kind in Type if kind is not Type.STRUCT}
-_INTEGERS = frozenset({Type.INT8, Type.INT16, Type.UINT16, Type.INT32, Type.UINT32, Type.INT64})
+_INTEGERS = frozenset({Type.INT8, Type.INT16, Type.UINT16, Type.INT32, Type.INT64})
 _ZERO: dict[Type, Default] = {
     Type.BOOL: False,
     Type.FLOAT64: 0.0,

@@ -18,7 +18,6 @@ FIXED_SIZE = {
     Type.INT16: 2,
     Type.UINT16: 2,
     Type.INT32: 4,
-    Type.UINT32: 4,
     Type.INT64: 8,
     Type.FLOAT64: 8,
     Type.UUID: 16,

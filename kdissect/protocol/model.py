@@ -52,7 +52,6 @@ class Type(Enum):
     INT16 = "int16"
     UINT16 = "uint16"
     INT32 = "int32"
-    UINT32 = "uint32"
     INT64 = "int64"
     FLOAT64 = "float64"
     UUID = "uuid"

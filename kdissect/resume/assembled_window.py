@@ -92,6 +92,7 @@ class AssembledWindow:
             [batch], sources, options, key_logs, earlier_state(connections)
         )
         table, sides = streams.connections, streams.sides
+        self._sources = sources
         self.streams, self.tls, self.is_lost, self.sides = streams, tls, pairs.lost(), sides
         self.endpoints: Ints = table["pair"]
         self.is_last = np.diff(self.endpoints, append=-1) != 0
@@ -143,6 +144,14 @@ class AssembledWindow:
     def __len__(self) -> int:
         """The number of connections."""
         return len(self.endpoints)
+
+    def response_bytes(self, row: int) -> bytes:
+        """The captured bytes of the response of exchange `row`, in plaintext; zeros in gaps."""
+        frame = self.assembly.exchanges["response"][row]
+        first = frame["extent_start"]
+        return self._sources.gather(
+            self.assembly.extents[first : first + frame["extent_count"]]
+        ).tobytes()
 
     def streams_of(self, direction: int) -> Ints:
         """int64[connections]: the stream with the requests, or with the responses."""

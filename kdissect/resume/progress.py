@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kdissect.arrays import Bools, Ints
+from kdissect.codec.internal_records import names_metadata_log
 from kdissect.kafka.assembly import PairStatus, Protocol
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.assembled_window import AssembledWindow
@@ -32,6 +33,7 @@ QUIET_NS = 600 * _SECOND_NS
 PASSED_MAX = 64  # rows to a later answered exchange that make a request complete without response
 NO_POSITION = 1 << 62
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
+_HEAD = 64  # bytes of a response that say that it reads the metadata log: that is its only topic
 TAIL_MAX, TAIL_KEPT = 1 << 20, 64 << 10  # bytes in no frame; of these, searched again
 # Protocols that the first bytes of a connection decide, whatever comes later.
 _DECIDED_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
@@ -115,7 +117,8 @@ class Progress:
     ) -> None:
         """now: time in ns up to which packets have come. is_forced: bool[connections], it ends
         here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens
-        must not either. has_key_logs: secrets of TLS may come a little later than its records."""
+        and records of the metadata log must not either. has_key_logs: secrets of TLS may come a
+        little later than its records."""
         self.settled = settled = _settled(window, patience, now)
         quiet_ns = max(QUIET_NS, patience.closed_ns)
         until = window.last_time + np.where(window.is_closed, patience.closed_ns, quiet_ns)
@@ -219,10 +222,14 @@ def _completed(
 
 
 def _has_secret(window: AssembledWindow, is_done: Bools, secret_apis: Set[int]) -> Bools:
-    """bool[connections]: in plaintext, with a message in an open exchange that is not carried."""
+    """bool[connections]: in plaintext, with a message in an open exchange that is not carried: of
+    these APIs, a SASL token, or records of the metadata log."""
     exchanges = window.assembly.exchanges
     is_secret = np.isin(exchanges["api_key"], list(secret_apis))
     is_secret |= (exchanges["is_sasl_token"] != 0) & bool(secret_apis)
+    is_open = ~is_done & ~window.is_tls[window.connection_of] & bool(secret_apis)
+    for row in np.flatnonzero(is_open & (exchanges["response"]["extent_count"] > 0)).tolist():
+        is_secret[row] |= names_metadata_log(window.response_bytes(row)[:_HEAD])
     connection = window.connection_of[is_secret & ~is_done]
     has_secret = np.zeros(len(window), np.bool_)
     has_secret[connection] = ~window.is_tls[connection]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.codec.group_protocols import DECODED
+from kdissect.codec.internal_records import METADATA_TOPIC
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_columns import body_type
 from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets, redact_column
@@ -26,7 +27,6 @@ from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at, v
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_chunk import FrameBuffer
 from kdissect.tables.schemas import Row
-from kdissect.tables.topics import METADATA_TOPIC
 from kdissect.text import rfc3339, visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said

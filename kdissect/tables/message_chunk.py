@@ -37,6 +37,7 @@ from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import plan
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import strings
 from kdissect.tables.connections import EndpointColumns, endpoint_columns
@@ -45,7 +46,6 @@ from kdissect.tables.topics import TopicNames
 
 CHUNK_BYTES = 8 << 20  # of frames decoded at a time; they fit the caches of a core
 LARGE_FRAME = 4096  # bytes; of a larger frame a quarter counts
-UNSUPPORTED_VERSION = 35
 DAY_NS = 86_400 * 10**9
 _LONGEST = 1 << 62  # bytes of a frame
 _NO_ROWS = np.zeros(0, np.int64)
@@ -146,7 +146,7 @@ class FrameBuffer:
         )
         at = self.start[rows, RESPONSE] + 4
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
-        self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
+        self.response_version[rows[code == ErrorCode.UNSUPPORTED_VERSION]] = 0
 
     def versions(self, side: int) -> Codes:
         """int16[n]: api_version to decode that side of each exchange with."""

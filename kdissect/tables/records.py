@@ -14,6 +14,7 @@ SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "sn
 FROM_PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
 
 NO_OFFSET = -1
+_NO_BATCH = 1 << 62
 
 
 class RecordRows:
@@ -43,6 +44,8 @@ class RecordRows:
         self._produced_offset = produced_offset
         self._batches = (lead > 0).astype(np.int64)
         self._records = np.zeros(len(sets), np.int64)
+        # the first batch of each set that was not read: nobody knows how many records it has
+        self._unread = np.full(len(sets), _NO_BATCH)
         # index of the first set of each set's exchange
         self._first = np.searchsorted(sets["row"], sets["row"])
         self._topic = topics.name_column(sets["topic"])
@@ -59,6 +62,8 @@ class RecordRows:
         """(`record_batches`, `records`) rows of one chunk."""
         batch_set = batches["set_index"].to_numpy()
         within = batches["batch_index"].to_numpy() + (self._lead > 0)[batch_set]
+        unread = batches["uncompressed_size"].is_null().to_numpy()
+        np.minimum.at(self._unread, batch_set[unread], batches["batch_index"].to_numpy()[unread])
         # last batch of each set; sets are in order
         last = np.flatnonzero(np.diff(batch_set, append=-1))
         self._batches[batch_set[last]] = within[last] + 1
@@ -108,11 +113,11 @@ class RecordRows:
         columns = self._common(set_index)
         batch_index = records["batch_index"].to_numpy()
         columns["batch_index"] = batch_index + (base + (self._lead > 0))[set_index]
-        columns["offset"] = self._offsets(records["offset"], set_index)
+        columns["offset"] = self._offsets(records["offset"], set_index, batch_index)
         columns["timestamp"] = _times(records["timestamp_ms"])
         return _with_rest(RECORDS, columns, records)
 
-    def _offsets(self, offsets: pa.ChunkedArray, set_index: Indices) -> Column:
+    def _offsets(self, offsets: pa.ChunkedArray, set_index: Indices, batch_index: Ints) -> Column:
         """Offsets from the wire; for produced records from the response, or null."""
         produced = self._source[set_index] == FROM_PRODUCE
         if not produced.any():
@@ -123,7 +128,8 @@ class RecordRows:
         index += self._records[set_index]
         self._records += np.bincount(set_index, minlength=len(self._records))
         offset = np.where(produced, given + index, offsets.to_numpy())
-        return offset, ~produced | (given != NO_OFFSET)
+        is_known = (given != NO_OFFSET) & (batch_index < self._unread[set_index])
+        return offset, ~produced | is_known
 
 
 def _with_rest(schema: pa.Schema, columns: dict[str, Column], decoded: pa.Table) -> pa.Table:

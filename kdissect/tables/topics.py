@@ -8,7 +8,6 @@ names of topics; `stories` show the id itself.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,14 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.arrays import Bytes, Ints
+from kdissect.codec.internal_records import METADATA_TOPIC, METADATA_TOPIC_ID
 from kdissect.codec.strings import uuids
 from kdissect.tables.arrow_arrays import labels, lists, strings
 from kdissect.tables.schemas import TOPICS, table_of
 
-METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: a fixed id
-# of which a message about the metadata log contains one
-METADATA_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
 ZERO_UUID_TEXT = "A" * 22
 NO_TOPIC = -1  # code of no topic, and of an id without a known name
 

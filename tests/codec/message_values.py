@@ -11,7 +11,6 @@ INTEGERS = {
     Type.INT16: (-(2**15), 2**15 - 1),
     Type.UINT16: (0, 2**16 - 1),
     Type.INT32: (-(2**31), 2**31 - 1),
-    Type.UINT32: (0, 2**32 - 1),
     Type.INT64: (-(2**63), 2**63 - 1),
 }
 TAGS_FREE = 1000  # no definition comes near

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -15,8 +16,9 @@ from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST, read_manifest
-from tests.builders.captures import Packet, write_packets
+from tests.builders.captures import Packet, split_capture, write_packets
 from tests.builders.frames import request, response
+from tests.builders.messages import batch, fetch, metadata_record, write_capture
 from tests.builders.tables import all_rows, set_files
 from tests.builders.talks import Talk
 from tests.cases import cases
@@ -24,7 +26,15 @@ from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
 from tests.objects import files_in
-from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated
+from tests.pipeline.appending import (
+    appended,
+    check,
+    check_cuts,
+    counted,
+    plain,
+    rotated,
+    saved_bytes,
+)
 
 
 @pytest.fixture
@@ -230,6 +240,19 @@ def test_a_bucket_that_is_too_large_ends_its_connections(tmp_path, in_process, m
     tables = _append_made(tmp_path, talk.packets)
     assert tables.exchanges.num_rows == 2
     assert counted(tables) == {"carry_limit": 1}
+
+
+def test_no_state_has_records_of_the_metadata_log(tmp_path, out, in_process):
+    """A response that a file begins and the next one ends is not kept if it may hold SCRAM keys."""
+    value = metadata_record("UserScramCredentialRecord", name="eve", stored_key=b"hunter2")
+    pair = fetch(1, UUID(int=1), [batch([(None, value), (None, bytes(100_000))])], version=17)
+    path = write_capture(tmp_path / "made.pcap", [pair])
+    count = len(split_capture(path.read_bytes())[1])
+    parts = rotated(path, [count - 1], tmp_path / "parts")
+    kdissect.dissect(None, parts[0], out, keep_state=True)
+    assert b"hunter2" not in saved_bytes(out)
+    kdissect.dissect(None, parts[0], out, overwrite=True, keep_state=True, reveal_secrets=True)
+    assert b"hunter2" in saved_bytes(out)
 
 
 def test_secrets_that_come_late_are_told(tmp_path, out, in_process):

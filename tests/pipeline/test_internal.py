@@ -212,3 +212,21 @@ def test_produced_to_internal_topics(tmp_path: Path) -> None:
     assert [(row["offset"], row["partition"]) for row in logged] == [(500, 3), (501, 3)]
     assert logged[0]["key"] == {"transactional_id": "tx"}
     assert logged[1]["value"] is None
+
+
+def test_offsets_behind_a_produced_batch_that_is_not_read(tmp_path: Path) -> None:
+    """How many records the batch has is not known, and so no offset behind it."""
+    one, two = (
+        encode_messages(
+            [{"offset": 0, "timestamp_ms": 5, "key": None, "value": value}], 1, codec="gzip"
+        )
+        for value in (b"a", b"b")
+    )
+    unread = bytearray(one)
+    unread[45] ^= 0xFF
+    for first, offsets in ((one, [100, 101]), (bytes(unread), [None])):
+        given = {"name": "t", "partition_data": [{"index": 0, "records": first + two}]}
+        answer = {"name": "t", "partition_responses": [{"index": 0, "base_offset": 100}]}
+        pair = exchange(1, 0, 2, {"acks": 1, "topic_data": [given]}, {"responses": [answer]})
+        tables = kdissect.read(write_capture(tmp_path / "made.pcap", [pair]))
+        assert [row["offset"] for row in rows(tables, "records")] == offsets

@@ -181,6 +181,13 @@ def test_lines_of_half_bytes_are_passed_over(parties: Parties) -> None:
     _check_all(talk.playbook().run(odd + parties.key_log()))
 
 
+def test_a_key_log_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Some editors write one, in front of the first line."""
+    parties = Parties(tmp_path, "TLSv1_2", TLS_12_CIPHERS[0])
+    talk = secret_talk(parties)
+    _check_all(talk.playbook().run(b"\xef\xbb\xbf" + parties.key_log()))
+
+
 def test_traffic_secrets_alone_are_enough(parties: Parties) -> None:
     """Java agents write only these: which records are the handshake's is found out."""
     talk = secret_talk(parties)

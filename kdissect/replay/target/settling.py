@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 
+from kdissect.codec.internal_records import METADATA_TOPIC
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome, Resource, Step
 from kdissect.replay.target.cluster import Target, tries
@@ -36,7 +37,6 @@ _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
 _CREATING_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 # These make topics some time after their answer (KIP-1071 for the second).
 _MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.STREAMS_GROUP_HEARTBEAT})
-_METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 # States of groups with members, and of open transactions.
@@ -75,7 +75,7 @@ async def _quorum_end(target: Target) -> int:
     """The high watermark of the metadata log; -1 if the target does not say."""
     if target.version(ApiKey.DESCRIBE_QUORUM) is None:
         return -1
-    topic = {"topic_name": _METADATA_TOPIC, "partitions": [{"partition_index": 0}]}
+    topic = {"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}
     body = await target.ask(ApiKey.DESCRIBE_QUORUM, {"topics": [topic]})
     found = [each for _, _, each in partitions(body) if not each["error_code"]]
     return int(found[0]["high_watermark"]) if found and not body["error_code"] else -1

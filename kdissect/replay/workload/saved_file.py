@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from uuid import UUID
 
+from kdissect.codec.internal_records import names_metadata_log
 from kdissect.codec.redaction import redact_frame
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
-from kdissect.tables.topics import METADATA_TOPIC
 
 _FORMAT_VERSION = 1
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
@@ -108,8 +108,7 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
         return False
     asked = messages.entries(messages.request_body(exchange).get("topics"))
     is_asked = any(each.get("topic_id") == _METADATA_ID for each in asked)
-    response = exchange.response or b""
-    return is_asked or METADATA_TOPIC.encode() in response or _METADATA_ID.bytes in response
+    return is_asked or names_metadata_log(exchange.response or b"")
 
 
 def _row(value: Connection | Exchange) -> dict[str, object]:

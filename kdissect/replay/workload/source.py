@@ -15,6 +15,7 @@ import numpy as np
 
 from kdissect.capture.inputs import find_captures
 from kdissect.capture.mapped_files import Sources
+from kdissect.codec.internal_records import LOG_OF_TOPIC
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
@@ -45,9 +46,6 @@ _NOT_WHOLE = "bytes of it are missing in the capture"
 _NEVER_SEEN = "it is not in the capture"
 _INTERNAL = "only brokers and controllers send it"
 _DELEGATION_TOKEN = b"tokenauth=true"  # an extension of SCRAM
-_INTERNAL_TOPICS = frozenset(
-    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
-)
 # Requests that only brokers and controllers send; never replayed. Admin clients can send
 # WriteTxnMarkers (abortTransaction) and change the voters, so their connection may be a client's.
 INTERNAL_APIS = INTER_BROKER_APIS | messages.apis("WriteTxnMarkers AddRaftVoter RemoveRaftVoter")
@@ -259,7 +257,7 @@ class _FactsReader:
                 self.sessions.after(broker, request, response)
 
     def _topic(self, name: str) -> TopicFacts:
-        new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
+        new = TopicFacts(name, is_internal=name in LOG_OF_TOPIC)
         return self.facts.topics.setdefault(name, new)
 
     def _seen(
