@@ -268,6 +268,12 @@ def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "no Kafka traffic" in one_line(result)
     assert json.loads(result.stdout)["totals"]["exchanges"] == 0
+    data = bytearray(path.read_bytes())
+    data[20] = 147  # a link type that its user defines
+    path.write_bytes(data)
+    told = kdissect("dissect", str(path), "--out", str(tmp_path / "out"), "--overwrite")
+    assert "ignored packets: " in told.stderr
+    assert "link_type_147" in told.stderr
 
 
 def test_definitions(kdissect: Run) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from kdissect.cli.environment import check_disk, check_java, check_spark
 from kdissect.cli.options import CaptureOptions, ResultOptions, given, period_ns
-from kdissect.cli.output import say, some_of
+from kdissect.cli.output import say, say_no_kafka
 from kdissect.cli.verbs import OptionGroup, verb
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.step_log import logged_step
@@ -150,7 +150,7 @@ def _print_result(tables: Tables, captures: list[str], out: str, result: ResultO
         say(f"warning: {out} is written; it cannot be read for the summary: {error}")
         return
     if not document["kafka_connections"]:
-        say(f"warning: no Kafka traffic found in {some_of(captures)}")
+        say_no_kafka(tables, captures)
     for row in document["damaged"]:
         say(f"warning: {row['path']}: {row['error']}")
     if result.as_json:

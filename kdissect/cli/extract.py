@@ -50,4 +50,6 @@ def extract_command(
         f"{plural(done.packets, 'packet')} of {plural(done.exchanges, 'exchange')} "
         f"on {plural(done.connections, 'connection')} to {done.path}"
     )
+    if done.secrets_bytes:
+        line += ", with the secrets of their TLS sessions"
     result.put({"format_version": 1, **asdict(done)}, [line])

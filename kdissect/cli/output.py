@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
 import typer
 
 from kdissect.atomic_file import atomic_write
-from kdissect.errors import EnvironmentFailed
+from kdissect.errors import EnvironmentFailed, QueryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,18 @@ def some_of(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED_MAX])
     more = len(names) - _NAMED_MAX
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def say_no_kafka(tables: Tables, captures: Sequence[str]) -> None:
+    """Print that there is no Kafka traffic, and which packets were not read, on stderr."""
+    ignored: Counter[str] = Counter()
+    for row in tables.captures.to_arrow(["ignored_reasons"]).to_pylist():
+        ignored.update(dict(row["ignored_reasons"] or ()))
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common())
+    say(
+        f"warning: no Kafka traffic found in {some_of(captures)}"
+        + (f"; ignored packets: {counts}" if counts else "")
+    )
 
 
 def shown(value: str | None, missing: str) -> str:
@@ -107,11 +120,17 @@ def write_file(form: Format, schema: pa.Schema, batches: Batches, out: str) -> N
 
 
 def _write(form: Format, schema: pa.Schema, batches: Batches, binary: BinaryIO) -> None:
-    from kdissect.sql import formats
+    import pyarrow as pa
 
-    if form in BINARY:
-        formats.BINARY_FORMATS[form](schema, batches, binary)
-        return
-    text = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape", newline="")
-    formats.TEXT_FORMATS[form](schema, batches, text)
-    text.detach()  # writes what is left
+    from kdissect.sql import formats
+    from kdissect.sql.database import one_line
+
+    try:
+        if form in BINARY:
+            formats.BINARY_FORMATS[form](schema, batches, binary)
+            return
+        text = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape", newline="")
+        formats.TEXT_FORMATS[form](schema, batches, text)
+        text.detach()  # writes what is left
+    except (pa.ArrowException, OverflowError) as error:
+        raise QueryError(f"a value cannot be written as {form}: {one_line(error)}") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kdissect.cli.output import say, some_of
+from kdissect.cli.output import say, say_no_kafka, some_of
 from kdissect.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _read_captures(paths: Sequence[str], options: SourceOptions, missing: Captur
         )
     tables = api.read(paths, **options.read_arguments())
     if not any(tables.connections.to_arrow(["is_kafka"])["is_kafka"].to_pylist()):
-        say(f"warning: no Kafka traffic found in {some_of(paths)}")
+        say_no_kafka(tables, paths)
     return tables
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import update_wrapper
+from glob import glob
 from importlib import import_module, resources
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -128,9 +130,24 @@ class GroupedCommand:
 
     def __call__(self, **values: object) -> None:
         del values[_DEBUG.name]  # its callback did the work
+        _keep_inputs(values)
         for name, group in self._groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         self._command(**values)
+
+
+def _keep_inputs(values: Mapping[str, Any]) -> None:
+    """Raise BadParameter if a result would replace a file that is read."""
+    patterns = values.get("captures") or values.get("source") or ()
+    inputs = [path for pattern in patterns for path in glob(pattern) or [pattern]]
+    for name in ("out", "inventory"):
+        out = values.get(name)
+        if out and os.path.isfile(out) and any(_is_file(path, out) for path in inputs):
+            raise typer.BadParameter(f"{out} is read; name another file", param_hint=f"--{name}")
+
+
+def _is_file(path: str, other: str) -> bool:
+    return os.path.isfile(path) and os.path.samefile(path, other)
 
 
 def _verb_name(command: Callable[..., None]) -> str:

@@ -17,7 +17,7 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.record_batches import decode_record_set
 from kdissect.codec.record_encoder import encode_entry
-from kdissect.codec.redaction import SECRET_FIELDS, TEXT
+from kdissect.codec.redaction import SECRET_FIELDS, TEXT, is_secret
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.protocol import catalog
@@ -43,6 +43,7 @@ _KEPT_IN = frozenset(
     }
 )  # fmt: skip
 _VALUES = frozenset({("configs", "value"), ("synonyms", "value"), ("topic_configs", "value")})
+_BY_NUMBER = (4, 8)  # types of configured resources that a number names: broker, broker logger
 _HOSTS = frozenset({"host", "host_name", "v0_host", "client_host"})
 _KINDS = {
     "topicName": "topic", "groupId": "group", "transactionalId": "transactional-id",
@@ -101,6 +102,14 @@ class Anonymizer:
                     if struct is not None:
                         self._struct(slot.inner, struct, slot.name)
                 continue
+            if slot.field.type is Type.STRING and not slot.field.is_array and value:
+                if is_secret(slot.name, values):
+                    values[slot.name] = TEXT
+                    continue
+                if slot.name == "resource_name" and value.isdigit():
+                    if values.get("resource_type") not in _BY_NUMBER:
+                        values[slot.name] = self.names.name("resource", value)
+                    continue
             replace = self._replacement(slot.field, parent)
             if replace is None:
                 continue
@@ -141,8 +150,8 @@ class Anonymizer:
         return lambda text: self.names.name(kind, text)
 
     def _resource(self, text: str) -> str:
-        """Replace a resource's name; a broker's number and "*" stay."""
-        return text if text.isdigit() or text == "*" else self.names.name("resource", text)
+        """Replace a resource's name; "*" stays."""
+        return text if text == "*" else self.names.name("resource", text)
 
     def _bytes(self, name: str) -> Callable[[bytes], bytes]:
         if name in _VERSIONED:

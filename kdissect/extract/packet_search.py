@@ -35,6 +35,7 @@ def frame_segments(
     """Return int64[n]: rows of the segments that carry a byte of these exchanges of a
     connection."""
     rows = connection_segments(batch, assembly, connection)
+    every = assembly.exchanges[assembly.exchanges["connection"] == connection]
     client_side = int(assembly.connections["client_side"][connection])
     parts = []
     for direction, side in enumerate(SIDES):
@@ -44,8 +45,13 @@ def frame_segments(
         column = column[column["size"] >= 0]
         if not len(own) or not len(column):
             continue
-        start = _stream_positions(batch.segments[own], assembly, column)
-        end = start + batch.segments["length"][own]
+        segments = batch.segments[own]
+        start = _stream_positions(segments, assembly, every[side])
+        if start is None:
+            begun = np.isin(segments[["source", "packet"]], column[["source", "packet"]])
+            parts.append(own[begun])
+            continue
+        end = start + segments["length"]
         column = column[np.argsort(column["pos"])]
         first, last = column["pos"], column["pos"] + column["size"] + SIZE_PREFIX
         # frames of a stream do not overlap: only the first that ends after the segment's start can
@@ -59,12 +65,12 @@ def frame_segments(
     return np.unique(np.concatenate(parts))
 
 
-def _stream_positions(segments: Rows, assembly: Assembly, column: Rows) -> Indices:
+def _stream_positions(segments: Rows, assembly: Assembly, column: Rows) -> Indices | None:
     """Return int64[n]: the stream position where each segment (in time order) begins.
 
-    column: one side of some exchanges; the first with captured bytes ties stream positions to
-    sequence numbers. Sequence numbers wrap at 2^32 (RFC 9293, 3.4): two neighbours are taken to
-    differ by less than 2^31.
+    column: one side of the connection's exchanges; the first with captured bytes ties stream
+    positions to sequence numbers. None if only size prefixes were captured. Sequence numbers wrap
+    at 2^32 (RFC 9293, 3.4): two neighbours are taken to differ by less than 2^31.
     """
     steps: Ints = np.diff(segments["seq"].astype(np.int64))
     steps = (steps + 2**31) % 2**32 - 2**31
@@ -84,5 +90,4 @@ def _stream_positions(segments: Rows, assembly: Assembly, column: Rows) -> Indic
                     )
                     return positions
             before += int(extent["length"])
-    # only size prefixes of these frames were captured
-    return np.full(len(segments), -1, np.int64)
+    return None

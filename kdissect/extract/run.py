@@ -31,6 +31,7 @@ from kdissect.step_log import logged_step
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tls.key_log import lines_of
 
 _APPLICATION = f"kdissect {__version__}"
 # of `exchanges`: what comments say
@@ -95,10 +96,10 @@ def extract(
 
     An exchange gives the packets with a byte of its frames, retransmitted copies included. A
     connection gives all of its packets, handshake too. An exchange inside TLS gives its whole
-    connection, since its records cannot be decrypted without those before. TLS secrets that were
-    given or captured are written too. The first packet of each request and response gets a comment.
-    With `anonymize` the conversations are written in new packets with other names (`anonymize`,
-    `rewrite`).
+    connection, since its records cannot be decrypted without those before. The secrets of its TLS
+    sessions that were given or captured are written too. The first packet of each request and
+    response gets a comment. With `anonymize` the conversations are written in new packets with
+    other names (`anonymize`, `rewrite`).
 
     Raises CaptureError if a named exchange or connection is not in the captures, OutputError if
     `out` exists and `overwrite` is false.
@@ -120,9 +121,10 @@ def extract(
             exchange_ids = np.sort(exchanges["exchange_id"].to_numpy())
         if anonymize:
             return _rewritten(plan, target, connection_ids, exchange_ids)
-        wanted = _wanted(plan, connection_ids, exchange_ids)
+        wanted, sessions = _wanted(plan, connection_ids, exchange_ids)
         comments = _comments(plan, exchanges, connection_ids)
-        secrets = b"".join(_lines(text) for text in plan.key_logs)
+        lines = lines_of(plan.key_logs, sessions)
+        secrets = b"".join(line[0].strip() + b"\n" for line in lines)
         with atomic_write(target) as place, open(place, "wb") as stream:
             writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:
@@ -165,27 +167,32 @@ def _check_named(
     missing = set(selection.exchanges) - set(exchanges["exchange_id"].to_pylist())
     if missing:
         raise CaptureError(f"{names}: no exchange {min(missing)} among the selected ones")
-    if selection.connections and not len(connections):
-        raise CaptureError(f"{names}: no connection {selection.connections[0]}")
+    for name in selection.connections:
+        if not Selection(connections=(name,)).of_connections(connections).any():
+            raise CaptureError(f"{names}: no connection {name} among the selected ones")
 
 
 def _wanted(
     plan: RunPlan, connection_ids: set[int], exchange_ids: Ids | None
-) -> dict[int, Indices]:
+) -> tuple[dict[int, Indices], set[bytes]]:
     """Return the packet numbers, by source, of the exchanges (int64[n], sorted), or of whole
-    connections if that is None."""
+    connections if that is None; and the names of the TLS sessions in a key log."""
     wanted: dict[int, list[Indices]] = defaultdict(list)
+    sessions: set[bytes] = set()
     for batch, assembly, _ in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
             rows = connection_segments(batch, assembly, connection)
+            if connection in assembly.tls:
+                sessions |= assembly.tls[connection].secret_names
             if exchange_ids is not None and not assembly.connections["is_tls"][connection]:
                 own = _own_exchanges(assembly, connection, exchange_ids)
                 rows = frame_segments(batch, assembly, connection, own)
             segments = batch.segments[rows]
             for source in np.unique(segments["source"]).tolist():
                 wanted[source].append(segments["packet"][segments["source"] == source])
-    return {source: np.unique(np.concatenate(parts)) for source, parts in wanted.items()}
+    packets = {source: np.unique(np.concatenate(parts)) for source, parts in wanted.items()}
+    return packets, sessions
 
 
 def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Ids | None) -> Indices:
@@ -267,11 +274,6 @@ def _write(
             )
             count += 1
     return count
-
-
-def _lines(text: memoryview) -> bytes:
-    data = bytes(text)
-    return data if not data or data.endswith(b"\n") else data + b"\n"
 
 
 def _described(selection: Selection) -> str:

@@ -220,8 +220,7 @@ class Database:
             raise QueryError("name the columns that a PIVOT makes: PIVOT t ON c IN ('a', 'b') ...")
         if kind != duckdb.StatementType.SELECT:
             raise QueryError(f"{_READS}; this is {kind.name}")
-        text = self._connection.execute("select json_serialize_sql($1)", [query]).fetchall()[0][0]
-        tree = json.loads(text)
+        tree = json.loads(self.value("select json_serialize_sql($1) as tree", [query]))
         if tree["error"]:
             raise QueryError(f"{_READS}; {tree['error_message']}")
         _check_tree(tree["statements"])

@@ -52,7 +52,7 @@ class Prompt:
                 return
             except KeyboardInterrupt:
                 self._say("")  # drops the query that was being typed or running
-            except (QueryError, EnvironmentFailed) as error:
+            except (QueryError, EnvironmentFailed, pa.ArrowException, OverflowError) as error:
                 self._say(str(error))
 
     def _query(self) -> str:

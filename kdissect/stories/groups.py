@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -243,9 +243,15 @@ def _error(event: _Event) -> str:
 
 def _classic_rebalances(events: list[_Event]) -> Iterator[Row]:
     generations = _generations(events)
-    leaves = deque(
-        event for event in events if event.api_key == ApiKey.LEAVE_GROUP and event.is_good
-    )
+    leaves: deque[_Event] = deque()
+    id_of: dict[str, str | None] = {}  # of static members; a removal by an admin names no other
+    for event in events:
+        instance = event.data.get("instance")
+        if event.api_key == ApiKey.JOIN_GROUP and instance:
+            id_of[instance] = event.member_id
+        elif event.api_key == ApiKey.LEAVE_GROUP and event.is_good:
+            name = event.member_id or id_of.get(instance or "", instance)
+            leaves.append(replace(event, member_id=name))
     waiting: list[_Event] = []
     before: _Generation | None = None
     for index, generation in enumerate(generations):

@@ -227,9 +227,13 @@ def _waits(
     wait[np.isin(key, _POLLS) & ~is_decoded] = Wait.UNDECIDED
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
     wait[is_poll & ~is_known] = Wait.UNDECIDED
-    is_poll &= is_known & is_decoded & (service_ms >= POLL_MIN_MS)
+    is_poll &= (longest > 0) & is_known & is_decoded & (service_ms >= POLL_MIN_MS)
     is_poll &= service_ms <= longest * POLL_LATE + POLL_LATE_MS
-    wanted = np.maximum(marks.first_number(Role.MIN_BYTES)[0], 1)
+    wanted = marks.first_number(Role.MIN_BYTES)[0]
+    node_id, is_node = marks.first_number(Role.REPLICA_ID)
+    # a follower of the metadata log asks for 0 bytes, and its leader waits for the next record
+    waits_for_one = (key != ApiKey.FETCH) | (is_node & (node_id >= 0))
+    wanted = np.where(waits_for_one, np.maximum(wanted, 1), wanted)
     least, most = _bytes_there(exchanges, is_poll, marks)
     wait[is_poll & (least < wanted)] = Wait.UNDECIDED
     wait[is_poll & (most < wanted)] = Wait.LONG_POLL

@@ -30,9 +30,10 @@ COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 def interval_text(value: Any) -> str:
     """Format an interval as ISO 8601: months, days, seconds."""
-    seconds, micros = divmod(value.nanoseconds // 1000, _MICROS_PER_SECOND)
+    seconds, micros = divmod(abs(value.nanoseconds) // 1000, _MICROS_PER_SECOND)
+    sign = "-" if value.nanoseconds < 0 else ""
     tail = f".{micros:06d}".rstrip("0") if micros else ""
-    return f"P{value.months}M{value.days}DT{seconds}{tail}S"
+    return f"P{value.months}M{value.days}DT{sign}{seconds}{tail}S"
 
 
 def json_value(value: Any) -> Any:
@@ -72,7 +73,7 @@ def column_text(
         texts = pc.cast(column, pa.string())
         if not is_json or kind.bit_width < 64:
             return texts
-        is_large = pc.greater(column, _INTEGER_MAX)
+        is_large = pc.greater(column, pa.scalar(_INTEGER_MAX, kind))
         if not pa.types.is_unsigned_integer(kind):
             is_large = pc.or_(is_large, pc.less(column, -_INTEGER_MAX))
         return _quoted_where(is_large, texts)

@@ -212,6 +212,17 @@ def _read_hello(
         fatal_alert(streams.pieces, each_record(table), suite, side == client_side)
         for side, table in enumerate(tables)
     ]
+    session = None
+    if client is not None and server is not None:
+        session = Session(
+            client_side,
+            server.version,
+            server.suite,
+            client.random,
+            server.random,
+            server.session_id if len(server.session_id) <= SESSION_ID_MAX else b"",
+            server.is_encrypt_then_mac,
+        )
     tls.facts[connection] = TlsFacts(
         version=handshake.version_name(server.version) if server else None,
         sni=client.server_name if client else None,
@@ -220,24 +231,14 @@ def _read_hello(
         client_certificate=certificates[1],
         request_alert=alerts[client_side],
         response_alert=alerts[1 - client_side],
+        secret_names=frozenset(session.names() if session else ()),
     )
     # TLS 1.3 uses records of application data for the rest of the handshake too
     if all((table["kind"] == records.APPLICATION).any() for table in tables):
         tls.past_handshake.append(connection)
-    if client is None:
-        return None
-    tls.hello_side[connection] = client_side
-    if server is None:
-        return None
-    return Session(
-        client_side,
-        server.version,
-        server.suite,
-        client.random,
-        server.random,
-        server.session_id if len(server.session_id) <= SESSION_ID_MAX else b"",
-        server.is_encrypt_then_mac,
-    )
+    if client is not None:
+        tls.hello_side[connection] = client_side
+    return session
 
 
 def _server_hello(flight: bytes) -> ServerHello | None:

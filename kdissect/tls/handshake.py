@@ -61,6 +61,7 @@ class TlsFacts:
 
     broker_certificate, client_certificate: the sender's own, without the rest of its chain.
     request_alert, response_alert: by which the client or the broker ended the handshake.
+    secret_names: values under which a key log may list the session's secrets.
     """
 
     version: str | None = None
@@ -70,6 +71,7 @@ class TlsFacts:
     client_certificate: Certificate | None = None
     request_alert: str | None = None
     response_alert: str | None = None
+    secret_names: frozenset[bytes] = frozenset()
 
 
 class _Short(Exception):

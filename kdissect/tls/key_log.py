@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -49,23 +49,29 @@ def is_blank(text: Text) -> bool:
     return _CONTENT.search(text) is None
 
 
-def read_secrets(texts: Iterable[Text], wanted: set[bytes]) -> Secrets:
-    """The secrets of sessions in `wanted` (client randoms, session ids).
+def lines_of(texts: Iterable[Text], wanted: Set[bytes]) -> Iterator[re.Match[bytes]]:
+    """Yield the lines of sessions in `wanted` (client randoms, session ids).
 
     texts are buffers of bytes. Lines of another form are passed over, as all readers of key logs
-    do; the first line for a session counts.
+    do.
     """
-    secrets: Secrets = {}
     for text in texts:
         for line in _LINE.finditer(text):
-            label, random, secret, session, master = line.groups()
-            if label is not None:
-                name, key, value = label.decode(), random, secret
-            else:
-                name, key, value = SESSION, session, master
-            key = bytes.fromhex(key.decode())
-            if key in wanted:
-                secrets.setdefault((name, key), bytes.fromhex(value.decode()))
+            if bytes.fromhex((line[2] or line[4]).decode()) in wanted:
+                yield line
+
+
+def read_secrets(texts: Iterable[Text], wanted: Set[bytes]) -> Secrets:
+    """The secrets of the sessions, from `lines_of`; the first line for a session counts."""
+    secrets: Secrets = {}
+    for line in lines_of(texts, wanted):
+        label, random, secret, session, master = line.groups()
+        if label is not None:
+            name, key, value = label.decode(), random, secret
+        else:
+            name, key, value = SESSION, session, master
+        at = name, bytes.fromhex(key.decode())
+        secrets.setdefault(at, bytes.fromhex(value.decode()))
     return secrets
 
 

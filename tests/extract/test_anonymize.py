@@ -132,3 +132,22 @@ def test_secrets_are_redacted_in_the_copy():
     assert told.body["auth_bytes"] == b"[redacted]"
     assert told.header["client_id"] == "client-1"
     assert message.body["auth_bytes"] == b"\0u\0pw"
+
+
+def test_numbers_that_are_secrets_or_names() -> None:
+    """A number stays as a broker's or as a setting's; not as a password, nor as a topic."""
+    topic, broker = (
+        {
+            "resource_type": kind,
+            "resource_name": "4155551234",
+            "configs": [
+                {"name": name, "value": "86753090"} for name in ("ssl.key.password", "retention.ms")
+            ],
+        }
+        for kind in (2, 4)
+    )
+    message = kdissect.Message(44, 1, "request", body={"resources": [topic, broker]})
+    told = Anonymizer().message(message).body["resources"]
+    assert [each["resource_name"] for each in told] == ["resource-1", "4155551234"]
+    for each in told:
+        assert [config["value"] for config in each["configs"]] == ["[redacted]", "86753090"]

@@ -13,10 +13,12 @@ import kdissect
 from kdissect.capture.inputs import find_captures
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.splits import pick
+from kdissect.errors import CaptureError
 from kdissect.extract import extract
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.selection import ConnectionName, Selection
+from tests.builders.messages import request_frame, response_frame, write_capture
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
@@ -154,9 +156,40 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
         tmp_path, Selection(exchanges=(exchanges["exchange_id"][0].as_py(),)), path,
         keylog=(str(keys),),
     )  # fmt: skip
-    assert done.secrets_bytes >= keys.stat().st_size
+    assert 0 < done.secrets_bytes < keys.stat().st_size  # without those of other connections
     found = kdissect.read(out).exchanges.to_arrow()
     assert _rows(found) == _rows(exchanges)
+
+
+def test_plaintext_comes_without_secrets(tmp_path):
+    """Of the connections of a key log, those that are not taken keep theirs."""
+    path, keys = needed(SHARED / "tls" / "tls13.pcap"), SHARED / "tls" / "tls13.keylog"
+    done, out = _run(tmp_path, Selection(where="false"), path, keylog=(str(keys),))
+    assert done.secrets_bytes == done.packets == 0
+    assert b"TRAFFIC_SECRET" not in out.read_bytes()
+
+
+def test_a_frame_that_is_its_size_alone(tmp_path):
+    """The answer to a SASL token may be empty: its packet comes, and no other of the connection."""
+    frames = [
+        request_frame(17, 0, 1, mechanism="PLAIN"), response_frame(17, 0, 1, mechanisms=["PLAIN"]),
+        b"\0user\0password", b"", request_frame(3, 1, 2), response_frame(3, 1, 2),
+    ]  # fmt: skip
+    path = write_capture(tmp_path / "made.pcap", zip(frames[::2], frames[1::2], strict=True))
+    rows = kdissect.read(path).exchanges.to_pylist()
+    (token,) = (row for row in rows if row["response_size"] == 0)
+    done, out = _run(tmp_path, Selection(exchanges=(token["exchange_id"],)), path)
+    assert done.packets == 2
+    both = [token["request_packet"], token["response_packet"]]
+    assert _packets(out) == [_packets(path)[number - 1] for number in both]
+
+
+def test_each_named_connection_has_to_be_there(tmp_path, librdkafka):
+    """One that is not is an error, also beside another that is."""
+    names = (librdkafka.connections.to_arrow()["connection_id"][0].as_py(), 5)
+    choice = Selection(connections=tuple(ConnectionName.of(str(name)) for name in names))
+    with pytest.raises(CaptureError, match="no connection 5"):
+        _run(tmp_path, choice)
 
 
 def test_comments_name_exchanges_for_other_programs(tmp_path):

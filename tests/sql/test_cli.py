@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -16,9 +17,9 @@ from typer.testing import CliRunner
 
 from bench.measure import cpu_seconds
 from kdissect.cli import app
-from kdissect.errors import Error
+from kdissect.errors import Error, QueryError
 from tests.cases import cases
-from tests.conftest import ROOT
+from tests.conftest import CAPTURES, ROOT
 from tests.processes import KDISSECT, Done, Run, run
 
 BEGUN_CPU_SECONDS = 3.0  # more than it takes until a query runs
@@ -72,6 +73,32 @@ def test_a_closed_pipe_is_quiet(table_set: Path, form: str) -> None:
     """Who reads has enough: no error, no traceback."""
     result = piped("head -c 20 >/dev/null", table_set, "from range(5000000)", "--format", form)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [("select interval '1 s' x", "o.parquet"), ("select 'infinity'::date x", "o.csv")],
+)
+def test_a_value_that_a_format_cannot_hold(
+    table_set: Path, tmp_path: Path, query: str, name: str
+) -> None:
+    """It is told, and there is no file."""
+    out = tmp_path / name
+    failed = CliRunner().invoke(app, ["sql", str(table_set), query, "--out", str(out)])
+    assert isinstance(failed.exception, QueryError)
+    assert "cannot be written" in str(failed.exception)
+    assert not out.exists()
+
+
+def test_a_result_does_not_replace_what_is_read(tmp_path: Path) -> None:
+    """Neither a query's file nor a report may take the place of the capture."""
+    capture = shutil.copy(CAPTURES / "java_0_10_2_2.pcap", tmp_path / "a.csv")
+    before = capture.read_bytes()
+    for name, option in (("report", "--out"), ("show", "--out"), ("report", "--inventory")):
+        done = CliRunner().invoke(app, [name, str(capture), option, str(capture)])
+        assert done.exit_code == 2
+        assert f"Invalid value for {option}" in done.stderr
+        assert capture.read_bytes() == before
 
 
 def test_places_that_are_no_files(kdissect: Run, table_set: Path, tmp_path: Path) -> None:

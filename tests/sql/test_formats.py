@@ -32,7 +32,8 @@ select 9007199254740993 big, -5 small, 1.5::double d, 'nan'::double nan, null::i
   date '2026-01-02' as day,
   '\\x00a\\x5C'::blob b, ['x', null] list, {'a': {'b': 12345678901234567}} nested, map{'k': 1} m,
   12345678901234567890::hugeint huge, 1.50::decimal(5, 2) dec, true yes, '' empty,
-  interval '1 month 2 days 3.25 seconds' gap, uuid '00000000-0000-0000-0000-000000000001' id
+  interval '1 month 2 days 3.25 seconds' gap, interval '-1.5 s' back,
+  12345678901234567890::ubigint wide, uuid '00000000-0000-0000-0000-000000000001' id
 """
 
 
@@ -41,6 +42,7 @@ AS_JSON = r"""
  "t": "2026-01-02T03:04:05.500000Z", "local": "2026-01-02T03:04:05.000000", "day": "2026-01-02",
  "b": "AGFc", "list": ["x", null], "nested": {"a": {"b": "12345678901234567"}}, "m": {"k": 1},
  "huge": "12345678901234567890", "dec": "1.50", "yes": true, "empty": "", "gap": "P1M2DT3.25S",
+ "back": "P0M0DT-1.5S", "wide": "12345678901234567890",
  "id": "00000000-0000-0000-0000-000000000001"}
 """
 

@@ -13,13 +13,13 @@ from kdissect.stories.groups import group_events_table
 MEMBERS = ["a", "b", "c"]  # a leads
 
 
-def _join(generation: int, member: str) -> dict[str, Any]:
+def _join(generation: int, member: str, instance: str | None = None) -> dict[str, Any]:
     data = {
         "asked_as": member,
         "type": "consumer",
         "offered": ["range"],
         "reason": "",
-        "instance": None,
+        "instance": instance,
         "protocol": "range",
         "leader": "a",
         "members": MEMBERS if member == "a" else [],
@@ -78,6 +78,20 @@ def test_members_without_a_message_of_the_leader_are_a_lower_bound() -> None:
     assert "generation 2 of at least 2 members: a, b;" in details[2]
     assert "did not come back" not in details[2]
     assert details[3].endswith("why: the generation before was not captured whole")
+
+
+def test_static_members_that_an_admin_removes_have_their_names() -> None:
+    """The admin names the instance alone (KIP-345); a member's id comes from its join."""
+    joins = [_join(1, member, f"instance-{member}") for member in MEMBERS]
+    leaves = [
+        _step(ApiKey.LEAVE_GROUP, 1, member, {"reason": "gone", "instance": f"instance-{member}"})
+        | {"member_id": ""}
+        for member in ("b", "c")
+    ]
+    alone = json.loads(_join(2, "a")["data"]) | {"members": ["a"]}
+    last = [_join(2, "a") | {"data": json.dumps(alone)}, _sync(2, "a")]
+    details = _rebalances(*joins, *_whole(1)[3:], *leaves, *last)
+    assert details[2].endswith("why: b left (gone), c left (gone)")
 
 
 def test_all_members_of_a_first_generation_joined() -> None:

@@ -21,14 +21,20 @@ def _batch(at_ms: int, **how: Any) -> bytes:
 
 
 def _wait(
-    path: Path, records: bytes, took_ms: int, error: int = 0, min_bytes: int = 1, **how: Any
+    path: Path,
+    records: bytes,
+    took_ms: int,
+    error: int = 0,
+    min_bytes: int = 1,
+    max_wait_ms: int = 500,
+    replica_id: int = -1,
+    **how: Any,
 ) -> str | None:
-    """Of a Fetch with max_wait_ms 500."""
     asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}
     got = {"partition_index": 0, "error_code": error, "records": records}
     messages = exchange(
         0, 1, 12,
-        {"max_wait_ms": 500, "min_bytes": min_bytes, **asked},
+        {"replica_id": replica_id, "max_wait_ms": max_wait_ms, "min_bytes": min_bytes, **asked},
         {"responses": [{"topic": "t", "partitions": [got]}]},
     )  # fmt: skip
     write_capture(path, [messages], pauses_ms={(0, 1): took_ms - 1}, **how)
@@ -62,6 +68,9 @@ MARKER = _batch(10, is_transactional=True, is_control=True, producer_id=1)
         (OLD[:30], 40, {}, "undecided"),  # without the timestamp, too
         (_batch(-900, is_transactional=True, producer_id=1) + MARKER, 40, {}, "long_poll"),
         (OLD + MARKER, 40, {}, "answer"),
+        (b"", 80, {"max_wait_ms": 0}, "answer"),
+        (b"", 80, {"min_bytes": 0}, "answer"),
+        (b"", 80, {"min_bytes": 0, "replica_id": 2}, "long_poll"),  # of the metadata log
         (b"", 500, {"lost": [(0, 1)]}, None),
     ],
 )
