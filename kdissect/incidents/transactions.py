@@ -1,4 +1,4 @@
-"""Transactions that blocked readers, or that did not commit."""
+"""Transactions that blocked readers, or of which no commit was captured."""
 
 from __future__ import annotations
 
@@ -124,5 +124,6 @@ def failed_transactions(row: Row) -> str:
     """Return the text of the transactions of all producers."""
     said = ", ".join(f"{row[name]:,} {word}" for name, word in _WORDS.items() if row[name])
     return (
-        f"{row['failed']:,} of {plural(row['transactions'], 'transaction')} did not commit: {said}."
+        f"No commit was captured of {row['failed']:,} of "
+        f"{plural(row['transactions'], 'transaction')}: {said}."
     )

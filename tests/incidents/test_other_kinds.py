@@ -51,7 +51,7 @@ def test_transactions_that_did_not_commit() -> None:
     (failed,) = found(exchanges=[exchange(1)], connections=[connection()], transactions=rows)
     assert (failed["kind"], failed["subject"]) == ("failed_transactions", "t")
     assert failed["text"] == (
-        "3 of 4 transactions did not commit: 1 aborted, 2 without an end in the capture."
+        "No commit was captured of 3 of 4 transactions: 1 aborted, 2 without an end in the capture."
     )
 
 
