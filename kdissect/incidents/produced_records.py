@@ -6,8 +6,8 @@ without one. `is_lost`: the batch may have been appended, or not, and its produc
 false if the capture may lack the response.
 
 The table `produced` has two more columns. `content` is a hash of keys and values, for batches that
-may be copies of another one. `room`: offsets between a batch and the one before it, which may
-belong to a batch without an offset; null for the first batch of a partition.
+may be copies of another one; null without values. `room`: offsets between a batch and the one
+before it, which may belong to a batch without an offset; null for the first batch of a partition.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _MAY_BE_COPIES = f"""
 """
 _CONTENTS = f"""
     SELECT exchange_id, coalesce(topic, topic_id) AS topic, partition,
-      hash(list((key, value) ORDER BY batch_index, record_index)) AS content
+      -- without any value, all of them may be hidden, and prove nothing
+      CASE WHEN count(value) > 0
+        THEN hash(list((key, value) ORDER BY batch_index, record_index)) END AS content
     FROM records WHERE source = 'produce' AND exchange_id IN ({_MAY_BE_COPIES}) GROUP BY ALL
 """
 SENT = f"""

@@ -1,8 +1,12 @@
 """Batches that were written twice are proven by offsets, on recorded captures."""
 
+from pathlib import Path
+
 import pyarrow as pa
 
 import kdissect
+from kdissect.protocol.error_codes import ErrorCode
+from tests.builders.messages import Exchange, batch, exchange, write_capture
 from tests.builders.tables import changed
 from tests.cases import cases
 from tests.conftest import CAPTURES
@@ -30,3 +34,23 @@ def test_a_response_that_the_capture_may_lack() -> None:
     assert gaps
     lossy = changed(tables, "anomalies", lambda table: pa.Table.from_pylist(gaps, table.schema))
     assert "duplicate_records" not in lossy.incidents().to_arrow()["kind"].to_pylist()
+
+
+def test_other_records_of_the_same_number(tmp_path: Path) -> None:
+    """Only values show that a batch is a copy: hidden ones are equal to all others."""
+
+    def produce(number: int, value: bytes, offset: int, error: int = 0) -> Exchange:
+        given = {"index": 0, "records": batch([(None, value)])}
+        answer = {"index": 0, "error_code": error, "base_offset": offset}
+        return exchange(
+            number, 0, 7,
+            {"acks": -1, "topic_data": [{"name": "orders", "partition_data": [given]}]},
+            {"responses": [{"name": "orders", "partition_responses": [answer]}]},
+        )  # fmt: skip
+
+    timed_out = produce(2, b"b", -1, ErrorCode.REQUEST_TIMED_OUT)
+    all_of = [produce(1, b"a", 9), timed_out, produce(3, b"c", 11), produce(4, b"d", 12)]
+    path = write_capture(tmp_path / "made.pcap", all_of)
+    for payload in ("full", "keys", "none"):
+        found = kdissect.read(path, payload=payload).incidents().to_pylist()
+        assert "duplicate_records" not in {row["kind"] for row in found}
