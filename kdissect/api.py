@@ -487,7 +487,7 @@ def selected(tables: Tables, selection: Selection) -> Tables:
         name: kept[name].num_rows if name in kept and name != "captures" else count
         for name, count in tables.manifest["totals"].items()
     }
-    manifest = {**tables.manifest, "totals": totals}
+    manifest = {**tables.manifest, "totals": totals, "selection": str(selection)}
     return Tables(kept, manifest, tables.notes, tables.arguments, (tables, selection))
 
 

@@ -11,8 +11,8 @@ from rich.table import Table as TextTable
 
 from kdissect.api import Tables
 from kdissect.sql import Database
-from kdissect.sql.requests import is_fault
-from kdissect.sql.sessions import VALID, certificates
+from kdissect.sql.requests import IS_SURE, is_fault
+from kdissect.sql.sessions import UNREAD_TLS, VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, Row
 from kdissect.text import byte_size, plural, unread, visible
 
@@ -50,12 +50,12 @@ def _counts(database: Database, query: str) -> dict[str, int]:
 
 # Errors are faults: routine steps of the protocol do not count, as in the report.
 _APIS = f"""
-    select api_name as api, [min(api_version), max(api_version)] as versions,
-        count(*) as exchanges,
+    select api_name as api, [min(sure), max(sure)] as versions, count(*) as exchanges,
         count(*) filter ({is_fault("api_name", "error_codes")}) as errors,
         approx_quantile(service_ms, 0.5) filter ("wait" = 'answer') as service_ms_median,
         max(service_ms) filter ("wait" = 'answer') as service_ms_max
-    from exchanges group by all order by exchanges desc, api
+    from (select *, if({IS_SURE}, api_version, null) as sure from exchanges)
+    group by all order by exchanges desc, api
 """
 _CLIENTS = """
     select client_id, client_ip as ip, count(*) as exchanges
@@ -74,9 +74,9 @@ _ANOMALIES = """
     select kind as name, count(*) as count from anomalies group by all order by count desc, name
 """
 _FAILED = "select path, error from captures where error is not null"
-_UNREAD = """
-    select protocol as name, count(*) as count from connections where not is_kafka
-    group by all order by name
+_UNREAD = f"""
+    select protocol as name, count(*) as count from connections
+    where not is_kafka and (not is_tls or {UNREAD_TLS}) group by all order by name
 """
 
 

@@ -66,10 +66,13 @@ def _lines(document: Row, a: str, b: str) -> Iterator[str]:
                 f"   {totals['unjudged_count']:,} requests without an answer could not be judged: "
                 "it may be among missing bytes, or after the end"
             )
-    same = []
+    same: list[str] = []
+    unknown: list[str] = []
     for kind, changes in document["changes"].items():
         if not changes:
-            same.append(kind)
+            tests = document["compared"].get(kind)
+            is_compared = not tests or any(row["too_few"] is None for row in tests)
+            (same if is_compared else unknown).append(kind)
             continue
         yield ""
         counts = Counter(row["change"] if row["change"] in OPEN else "changed" for row in changes)
@@ -82,6 +85,8 @@ def _lines(document: Row, a: str, b: str) -> Iterator[str]:
     if same:
         yield ""
         yield f"No change found in {', '.join(same)}"
+    if unknown:
+        yield f"Too little traffic to compare {', '.join(unknown)}"
     few = sum(row["too_few"] == "exchanges" for row in document["compared"]["latency"])
     if few:
         yield f"Too few exchanges to compare the latency of {few:,} APIs"

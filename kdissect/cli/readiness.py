@@ -101,7 +101,9 @@ def _established(document: Row) -> str:
     if count := unseen["tls_connection_count"]:
         left_out.append(plural(count, "TLS connection"))
     if count := unseen["undetermined_exchange_count"]:
-        left_out.append(plural(count, "request of uncertain version"))
+        left_out.append(
+            plural(count, "request of uncertain version", "requests of uncertain version")
+        )
     without = f"; without {' and '.join(left_out)}" if left_out else ""
     return (
         f"Established for {seen:,} of {plural(sum(counts.values()), 'client')}, "

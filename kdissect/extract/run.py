@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,7 @@ def extract(
         lines = lines_of(plan.key_logs, sessions)
         secrets = b"".join(line[0].strip() + b"\n" for line in lines)
         with atomic_write(target) as place, open(place, "wb") as stream:
-            writer = PcapngWriter(stream, _APPLICATION, _described(selection))
+            writer = PcapngWriter(stream, _APPLICATION, f"packets of {selection}")
             if secrets:
                 writer.secrets(secrets)
             with logged_step("write packets") as counts:
@@ -274,14 +274,3 @@ def _write(
             )
             count += 1
     return count
-
-
-def _described(selection: Selection) -> str:
-    """Name the conditions of the selection, for the section's comment."""
-    parts = []
-    for condition in fields(selection):
-        value = getattr(selection, condition.name)
-        if condition.compare and value not in (None, False, (), frozenset()):
-            values = value if isinstance(value, tuple | frozenset) else (value,)
-            parts.append(f"{condition.name} {', '.join(map(str, values))}")
-    return f"packets of {'; '.join(parts) or 'all connections'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,6 +126,25 @@ class Selection:
     exchanges: tuple[int, ...] = ()
     where: str | None = None
     _sql: Where | None = field(default=None, init=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the conditions, or "all connections"."""
+        parts = []
+        for condition in fields(self):
+            value = getattr(self, condition.name)
+            if condition.compare and value not in (None, False, (), frozenset()):
+                values = value if isinstance(value, tuple | frozenset) else (value,)
+                name, shown = condition.name, ", ".join(map(str, values))
+                if name.startswith("time_"):
+                    name = name.removeprefix("time_").removesuffix("_ns")
+                    shown = f"{np.datetime64(value, 'ns')}Z"
+                elif name == "apis":
+                    known = catalog.apis()
+                    shown = ", ".join(
+                        known[key].name if key in known else str(key) for key in values
+                    )
+                parts.append(f"{name} {shown}")
+        return "; ".join(parts) or "all connections"
 
     @property
     def is_empty(self) -> bool:

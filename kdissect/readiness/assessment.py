@@ -34,6 +34,7 @@ from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import Software, java_hint, minor
 from kdissect.sql import Database
+from kdissect.sql.sessions import UNREAD_TLS
 from kdissect.tables.schemas import Row
 from kdissect.tables.value_text import json_value
 
@@ -386,11 +387,11 @@ def _internal(database: Database, release: str) -> list[Row]:
 def _unseen(database: Database) -> Row:
     """Traffic without evidence: TLS without secrets, requests that were not captured."""
     return database.row(
-        """
+        f"""
         select
-            (select count(*) from connections where is_tls and not is_kafka) tls_connection_count,
+            (select count(*) from connections where {UNREAD_TLS}) tls_connection_count,
             (select coalesce(list(distinct client_ip order by client_ip), []) from connections
-                where is_tls and not is_kafka) tls_addresses,
+                where {UNREAD_TLS}) tls_addresses,
             (select count(*) from asked where not is_sure) undetermined_exchange_count
         """
     )

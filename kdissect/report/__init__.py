@@ -10,10 +10,10 @@ limit and by the rows that the page shows, not by the size of the table set.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import OutputError
 from kdissect.incidents import json_rows
+from kdissect.pipeline.selection import Selection
 from kdissect.protocol.releases import find_release
 from kdissect.report import page
 from kdissect.report.document import LISTS, Document, Options, Section
@@ -104,7 +105,8 @@ def build(
     check_options(out, options)
     with logged_step("incidents"):
         incidents = tables.incidents().to_arrow()
-    options = replace(options, totals=tables.manifest["totals"], incidents=incidents)
+    totals, selection = tables.manifest["totals"], _selection(tables.manifest)
+    options = replace(options, totals=totals, selection=selection, incidents=incidents)
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
@@ -126,6 +128,18 @@ def build(
             Path(part).write_text(text, encoding="utf-8", errors="replace")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
     return report
+
+
+def _selection(manifest: Mapping[str, Any]) -> str:
+    """The conditions on the exchanges of a set, chosen now or when it was written."""
+    options = manifest["options"]
+    written = Selection(
+        hosts=tuple(options.get("hosts", ())),
+        time_from_ns=options.get("time_from_ns"),
+        time_to_ns=options.get("time_to_ns"),
+    )
+    parts = ["" if written.is_empty else str(written), manifest.get("selection", "")]
+    return "; ".join(filter(None, parts))
 
 
 def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
@@ -173,6 +187,7 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
         progress(name, number / (_PREPARED + len(_SECTIONS)))
         with logged_step(name):
             document[name] = json_value(collect_part(database, options))
+    document["selection"] = options.selection
     document["incidents"] = _incidents(database, options.incidents)
     document["clear"] = overview.clear(document)
     return document

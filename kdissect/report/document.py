@@ -31,12 +31,14 @@ class Options:
 
     target: a release of Kafka that clients have to work with. since_us: a time in microseconds
     since 1970; clients are compared before and after. totals: of the table set's manifest.
-    incidents: the set's. `build` takes both from the set.
+    selection: the conditions on the exchanges; "" if all are here. incidents: the set's. `build`
+    takes these three from the set.
     """
 
     target: str
     since_us: int | None
     totals: Mapping[str, int] = field(default_factory=dict)
+    selection: str = ""
     incidents: pa.Table = field(default_factory=INCIDENTS.empty_table)
 
 

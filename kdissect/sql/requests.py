@@ -25,6 +25,11 @@ from kdissect.sql.database import Database, view_name
 from kdissect.tables.schemas import RECORDS, api_schema
 from kdissect.tables.topics import names_sql
 
+# of an exchange: its version was told, not guessed
+IS_SURE = (
+    "api_version IS NOT NULL AND (version_confidence = 1"
+    " OR version_source IN ('request_header', 'fallback_v0'))"
+)
 EXACT_MAX = 20_000_000  # above this many exchanges quantiles are t-digests: bounded memory
 JAVA = "apache-kafka-java"  # the software name of Kafka's own clients, brokers included (KIP-511)
 # Every connection may begin with these. Java sends ApiVersions 0 and, in some releases, its newest.
@@ -76,8 +81,7 @@ def make_requests(database: Database, prefix: str = "") -> None:
         f"""
         CREATE TEMP TABLE {prefix}requests AS
         SELECT e.exchange_id, e.connection_id, e.api_name AS api, e.api_key, e.api_version,
-          e.api_version IS NOT NULL AND (e.version_confidence = 1
-            OR e.version_source IN ('request_header', 'fallback_v0')) AS is_sure,
+          {IS_SURE} AS is_sure,
           {_client_id()} AS client_id, e.client_ip, e.client_port,
           {client_name(_client_id(), "e.client_ip")} AS client, c.broker,
           coalesce(e.request_time, e.response_time) AS time, e.request_time, e.request_end_time,

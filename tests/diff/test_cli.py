@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import kdissect as package
+from tests.builders.messages import exchange, write_capture
 from tests.processes import Run
 
 
@@ -26,6 +27,16 @@ def test_fail_on_decides_the_exit_code(kdissect: Run, sets: tuple[str, str]) -> 
     assert failed.returncode == 1
     assert failed.stdout.splitlines()[-1] == "Failed on versions"
     assert kdissect("diff", sets[0], sets[0], "--fail-on", "versions,clients").returncode == 0
+
+
+def test_too_little_traffic_is_no_equality(kdissect: Run, tmp_path: Path) -> None:
+    """What was not compared is not among what did not change."""
+    path = write_capture(tmp_path / "one.pcap", [exchange(1, 3, 5, {}, {})])
+    lines = kdissect("diff", str(path), str(path)).stdout.splitlines()
+    (same,) = (line for line in lines if line.startswith("No change found"))
+    assert "latency" not in same
+    (unknown,) = (line for line in lines if line.startswith("Too little traffic"))
+    assert "latency" in unknown
 
 
 def test_json_is_one_document(kdissect: Run, sets: tuple[str, str]) -> None:

@@ -233,10 +233,13 @@ def test_unsure_versions_do_not_count(scene: Scene) -> None:
 
 
 def test_tls_without_its_secrets(scene: Scene) -> None:
-    """What cannot be seen is said, and leaves the whole open."""
+    """What cannot be seen is said, and leaves the whole open. A refused handshake hides nothing."""
     scene.connect((0, 9), offers={0: (0, 9)})
     hidden = {"connection_id": 99, "client_ip": "10.0.0.2", "is_kafka": False, "is_tls": True}
-    scene.rows["connections"].append(hidden)
+    refused = {"connection_id": 98, "response_segment_count": 1, "response_missing_byte_count": 0}
+    scene.rows["connections"].append(hidden | refused)
+    assert scene.assess()["verdict"] == "ok"
+    scene.rows["connections"].append(hidden | {"tls_cipher": "TLS_AES_128_GCM_SHA256"})
     document = scene.assess()
     assert document["unseen"]["tls_addresses"] == ["10.0.0.2"]
     assert (document["verdict"], document["counts"]["ok"]) == ("unknown", 1)

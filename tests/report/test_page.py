@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kdissect.api import Tables
+from kdissect.api import Tables, selected
+from kdissect.pipeline.selection import Selection
 from kdissect.report import Report
 from kdissect.report.document import LISTS
 from tests.builders.tables import at, connection, exchange, tables
@@ -194,3 +195,15 @@ def test_the_document_is_json(document: dict[str, Any]) -> None:
 
     check(json.loads(text))
     assert re.fullmatch(r"[\dT:.-]+Z", document["overview"]["first_time"])
+
+
+def test_a_report_of_some_exchanges_says_which(tmp_path: Path, librdkafka: Tables) -> None:
+    """It finds nothing absent: that may be in the other exchanges."""
+    chosen = selected(librdkafka, Selection(clients=("rd-admin*",), time_from_ns=10**18))
+    report = chosen.report(tmp_path / "some.html", csv=False)
+    assert report.document["selection"] == "clients rd-admin*; from 2001-09-09T01:46:40.000000000Z"
+    assert report.document["clear"] == []
+    text = " ".join(_read(report.html).text)
+    assert "Only exchanges of:" in text
+    assert "clients rd-admin*" in text
+    assert librdkafka.report(tmp_path / "all.html", csv=False).document["selection"] == ""

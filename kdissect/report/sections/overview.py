@@ -130,8 +130,8 @@ def timeline(document: Document) -> Chart | None:
 
 
 def clear(document: Document) -> list[str]:
-    """Return the passed checks. A capture with undecrypted TLS connections, or without responses to
-    requests, passes no check."""
+    """Return the passed checks. A capture with undecrypted TLS connections, without responses to
+    requests, or of which only some exchanges are here, passes no check."""
     d = document["overview"]
     unanswered = d["response_missing"] + d["connection_closed"] + d["unjudged"]
     checks = (
@@ -142,5 +142,5 @@ def clear(document: Document) -> list[str]:
         ("no throttling", not document["throttling"]["responses"]),
         ("no anomalies", not d["anomalies"]),
     )
-    is_read = d["paired"] and not d["read"]["unread_tls_connections"]
+    is_read = d["paired"] and not d["read"]["unread_tls_connections"] and not document["selection"]
     return [text for text, holds in checks if holds and is_read]
