@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -43,7 +44,7 @@ from kdissect.pipeline.table_set import (
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, fixed_tables
-from kdissect.text import no_such
+from kdissect.text import no_such, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -571,9 +572,11 @@ def _opened(root: str, manifest: dict[str, Any], *, is_new: bool = False) -> Tab
 def joined_sets(sets: Sequence[Tables]) -> Tables:
     """Return the rows of several table sets as one set; rows are read on first use.
 
-    Raises CaptureError if a capture is in two of them.
+    Raises CaptureError if a capture is in two of them, or other files with the same packets: a
+    connection's id is made from its first packet.
     """
     paths: dict[str, str] = {}
+    seen = np.zeros(0, np.int64)
     for tables in sets:
         captures = capture_paths(tables.manifest)
         for digest in captures.keys() & paths.keys():
@@ -582,6 +585,13 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
                 "name each capture once"
             )
         paths |= captures
+        ids = tables.connections.to_arrow(["connection_id"])["connection_id"].to_numpy()
+        if both := len(np.intersect1d(seen, ids)):
+            raise CaptureError(
+                f"{', '.join(captures.values())}: packets of it are in another source, too "
+                f"({plural(both, 'connection')}); name each capture once"
+            )
+        seen = np.concatenate([seen, ids])
     names = dict.fromkeys(name for tables in sets for name in tables.names)
     first = sets[0].manifest
     totals = {

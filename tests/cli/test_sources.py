@@ -12,10 +12,14 @@ import typer
 from typer.testing import CliRunner
 
 import kdissect
+from kdissect.api import joined_sets
 from kdissect.cli import app
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.sources import open_source, parse_size
+from kdissect.errors import CaptureError
 from tests.cases import cases
+from tests.conftest import CAPTURES
+from tests.pipeline.appending import rotated
 
 VERBS: dict[str, Callable[[str, Path], list[str]]] = {
     "summary": lambda source, _: [source, "--json"],
@@ -73,6 +77,15 @@ def test_captures_and_table_sets_give_the_same(
         expected["skipped"] = found["skipped"] = []
         expected["overview"] = found["overview"] = {}
     assert found == expected
+
+
+def test_the_same_packets_in_other_files_are_refused(
+    tmp_path: Path, librdkafka: kdissect.Tables
+) -> None:
+    """A set of rotated files and the file that they were cut from have the same connections."""
+    parts = rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
+    with pytest.raises(CaptureError, match="38 connections"):
+        joined_sets([kdissect.read(parts), librdkafka])
 
 
 def test_a_summary_is_the_output_of_dissect(capture: Path, table_set: Path) -> None:
