@@ -178,7 +178,7 @@ class Capture:
 def flow_of(number: int) -> Flow:
     """The connection of a client with a port of its own."""
     host, port = divmod(number, CLIENTS_PER_HOST)
-    return Flow((f"10.0.0.{1 + host}", 10_000 + port), BROKER_END)
+    return Flow((f"10.0.0.{1 + host}", 10_000 + port), BROKER_END, 0)
 
 
 def synthesise(target: str | os.PathLike[str], recipes: Iterable[Recipe]) -> None:

@@ -17,19 +17,26 @@ CLIENT, BROKER = 0, 1
 _TCP = 6
 _SYN, _FIN, _RST, _PUSH, _ACK = 2, 1, 4, 8, 16
 _WINDOW = 0xFFFF
-_FIRST_SEQ = (1000, 5000)
 
 Address = str | IPv4Address | IPv6Address
 
 
 class Flow:
-    """One connection between a client and a broker, each given as (address, port)."""
+    """One connection between a client and a broker, each given as (address, port).
 
-    def __init__(self, client: tuple[Address, int], broker: tuple[Address, int]) -> None:
+    opened_ns: when it was opened. Its first sequence numbers follow from that, so that another
+    connection of the same addresses and ports is not taken for a copy of it.
+    """
+
+    def __init__(
+        self, client: tuple[Address, int], broker: tuple[Address, int], opened_ns: int
+    ) -> None:
         addresses = [ip_address(address) for address, _ in (client, broker)]
         self._is_ipv4 = addresses[0].version == 4
         self._ends = (addresses[0].packed, client[1]), (addresses[1].packed, broker[1])
-        self._next_seq = list(_FIRST_SEQ)
+        # RFC 9293, 3.4.1: a clock with steps of 4 us
+        first = opened_ns // 4000 & 0xFFFFFFFF
+        self._next_seq = [first, first]
 
     def _packet(self, side: int, flags: int, payload: bytes = b"") -> bytes:
         """An IP packet from one side; advances that side's sequence number."""

@@ -73,11 +73,12 @@ class Rewriter:
     def _conversation(self, conversation: Conversation) -> Iterator[Packet]:
         row = conversation.assembly.connections[conversation.connection]
         names = self.anonymizer.names
+        begin = int(row["first_time_ns"])
         flow = Flow(
             (names.address(conversation.client[0]), conversation.client[1]),
             (names.address(conversation.broker[0]), conversation.broker[1]),
+            begin,
         )
-        begin = int(row["first_time_ns"])
         for data in flow.opened():
             yield Packet(begin, data, "")
         last = begin

@@ -11,6 +11,8 @@ from kdissect.extract.anonymize import Anonymizer
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
+from tests.builders.captures import write_packets
+from tests.builders.talks import Talk
 from tests.cases import cases
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
@@ -106,6 +108,23 @@ def test_encrypted_exchanges_are_written_as_plaintext(tmp_path):
     after = _retold(path, tmp_path / "out.pcapng", keylog=(str(keys),))
     assert _rows(after) == _rows(before)
     assert not any(after.connections.to_arrow()["is_tls"].to_pylist())
+
+
+def test_a_port_that_a_client_uses_again(tmp_path):
+    """Both connections are told, and neither is taken for a copy of the other."""
+    talk = Talk(start=1_700_000_000_000_000)
+    for _ in range(2):
+        for number in range(3):
+            talk.exchange(number)
+        talk.close()
+        talk.time += 2_000_000
+        talk.next = [number + 10**6 for number in talk.next]
+        talk.open()
+    path = write_packets(tmp_path / "again.pcap", talk.packets)
+    before = kdissect.read(path)
+    after = _retold(path, tmp_path / "out.pcapng")
+    assert _rows(after) == _rows(before)
+    assert len(before.exchanges) == len(after.exchanges) == 6
 
 
 def test_a_text_has_one_pseudonym_wherever_it_comes():

@@ -89,7 +89,7 @@ def write_capture(result: RunResult, path: Path) -> None:
 def _events(result: RunResult) -> Iterator[tuple[int, Callable[[], Iterator[bytes]]]]:
     """Yield (ns since start, its packets) of each event, in order for each link."""
     for record in result.links:
-        flow = Flow(_end(record.ours), _end(record.theirs))
+        flow = Flow(_end(record.ours), _end(record.theirs), record.opened_ns)
         yield record.opened_ns, flow.opened
         for attempt in record.attempts:
             yield attempt.sent_ns, partial(flow.sent, CLIENT, _framed(attempt.sent))

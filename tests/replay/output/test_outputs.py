@@ -364,8 +364,10 @@ def test_a_run_without_output_prints_its_state(
     monkeypatch.setattr(console, "QUIET_S", 0.02)
     with console.progress(shown=True) as watch:
         watch("resetting \x1b[31m")
-        while not (said := capsys.readouterr().err):
+        said = ""
+        while "\n" not in said:
             time.sleep(0.01)
+            said += capsys.readouterr().err
     assert "kdissect: resetting \\x1b[31m" in said.splitlines()
     with console.progress(shown=False):
         time.sleep(0.1)
