@@ -23,7 +23,8 @@ from kdissect.step_log import logged_step
 
 STDIN = "-"
 UNSEEN = "unseen"  # format of an object whose first bytes were not read yet
-_PIECE = 64 << 10  # bytes decompressed at a time
+_PIECE = 64 << 10  # bytes decompressed at a time; Arrow reads as many compressed ones
+_ENDLESS = 1 << 62
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _NO_CAPTURE = "not a pcap or pcapng file"
@@ -69,6 +70,24 @@ def detect_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
 
 
+class _Packed(io.RawIOBase):
+    """Compressed bytes as they lie in `raw`; after the first `until` of them, one at a time."""
+
+    def __init__(self, raw: Any, until: int) -> None:
+        super().__init__()
+        self._raw, self._until = raw, until
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        room = self._until - self.count
+        data: bytes = self._raw.read(min(size, room) if room > 0 else 1)
+        self.count += len(data)
+        return data
+
+
 class Unpacked(io.RawIOBase):
     """The plain bytes of a compressed file, object or stream. error: at the end, why it is early.
 
@@ -100,11 +119,14 @@ class Unpacked(io.RawIOBase):
         return done
 
     def _read(self) -> Iterator[bytes]:
-        done = 0
-        # a failing read returns none of its bytes, so the rest is read one byte at a time
+        done, until = 0, _ENDLESS
+        # A failing read returns none of its bytes, and Arrow fails for all that it unpacks at once.
+        # So the rest is read one byte at a time, from packed bytes that come one at a time.
         for size in (_PIECE, 1) if self._stream is None else (_PIECE,):
             try:
-                with self._open() as raw, pa.CompressedInputStream(raw, self._compression) as plain:
+                with self._open() as raw:
+                    packed = _Packed(raw, until)
+                    plain = pa.CompressedInputStream(packed, self._compression)
                     skip = done
                     while skip > 0 and (piece := plain.read(min(skip, _PIECE))):
                         skip -= len(piece)
@@ -116,6 +138,7 @@ class Unpacked(io.RawIOBase):
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 reason = str(error).splitlines()[0]
+                until = packed.count - 2 * _PIECE
         place = f"after {done} plain bytes" if done else "before its first bytes"
         self.error = f"{self._compression} data is damaged {place}: {reason}"
 

@@ -84,6 +84,19 @@ def test_a_damaged_compressed_file_gives_its_whole_part(tmp_path: Path, compress
     assert len(unpacked(plain, tmp_path / "again")) <= len(content) + 2**22
 
 
+def test_a_wrong_checksum_loses_no_byte(tmp_path: Path) -> None:
+    """What comes before the damage is there, also if all of it is read at once."""
+    for content in (CAPTURE, CAPTURE + NOISE):
+        data = bytearray(gzip.compress(content))
+        data[-8] ^= 1  # RFC 1952, 2.3.1: the CRC is at the end, before the size
+        path = tmp_path / f"{len(content)}.gz"
+        path.write_bytes(data)
+        plain = spooled(find_captures([path])[0], str(tmp_path))
+        assert unpacked(plain, tmp_path) == content
+        assert plain.error is not None
+        assert f"gzip data is damaged after {len(content)} plain bytes" in plain.error
+
+
 def test_gzip_with_garbage_after_it(tmp_path: Path) -> None:
     """The capture is whole; the error names the other bytes."""
     path = tmp_path / "a.gz"
