@@ -163,7 +163,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
 
 def test_plaintext_comes_without_secrets(tmp_path):
     """Of the connections of a key log, those that are not taken keep theirs."""
-    path, keys = needed(SHARED / "tls" / "tls13.pcap"), SHARED / "tls" / "tls13.keylog"
+    path, keys = CAPTURES / "tls13.pcap.gz", CAPTURES / "tls13.keylog"
     done, out = _run(tmp_path, Selection(where="false"), path, keylog=(str(keys),))
     assert done.secrets_bytes == done.packets == 0
     assert b"TRAFFIC_SECRET" not in out.read_bytes()
