@@ -570,10 +570,11 @@ def _opened(root: str, manifest: dict[str, Any], *, is_new: bool = False) -> Tab
 
 
 def joined_sets(sets: Sequence[Tables]) -> Tables:
-    """Return the rows of several table sets as one set; rows are read on first use.
+    """Return the rows of several table sets as one set.
 
-    Raises CaptureError if a capture is in two of them, or other files with the same packets: a
-    connection's id is made from its first packet.
+    The ids of connections are read now, other rows on first use. Raises CaptureError if a capture
+    is in two of the sets, or other files with the same packets: a connection's id is made from its
+    first packet.
     """
     paths: dict[str, str] = {}
     seen = np.zeros(0, np.int64)

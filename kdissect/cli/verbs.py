@@ -139,10 +139,12 @@ class GroupedCommand:
 def _keep_inputs(values: Mapping[str, Any]) -> None:
     """Raise BadParameter if a result would replace a file that is read."""
     patterns = values.get("captures") or values.get("source") or ()
-    inputs = [path for pattern in patterns for path in glob(pattern) or [pattern]]
     for name in ("out", "inventory"):
         out = values.get(name)
-        if out and os.path.isfile(out) and any(_is_file(path, out) for path in inputs):
+        if not out or not os.path.isfile(out):
+            continue
+        inputs = (path for pattern in patterns for path in glob(pattern) or [pattern])
+        if any(_is_file(path, out) for path in inputs):
             raise typer.BadParameter(f"{out} is read; name another file", param_hint=f"--{name}")
 
 

@@ -102,15 +102,7 @@ class Anonymizer:
                     if struct is not None:
                         self._struct(slot.inner, struct, slot.name)
                 continue
-            if slot.field.type is Type.STRING and not slot.field.is_array and value:
-                if is_secret(slot.name, values):
-                    values[slot.name] = TEXT
-                    continue
-                if slot.name == "resource_name" and value.isdigit():
-                    if values.get("resource_type") not in _BY_NUMBER:
-                        values[slot.name] = self.names.name("resource", value)
-                    continue
-            replace = self._replacement(slot.field, parent)
+            replace = self._replacement(slot.field, parent, values)
             if replace is None:
                 continue
             if slot.field.is_array:
@@ -126,8 +118,11 @@ class Anonymizer:
         if tags:
             values[UNKNOWN_TAGS] = {tag: self.names.data(data) for tag, data in tags.items()}
 
-    def _replacement(self, field: Field, parent: str) -> Callable[[Any], Any] | None:
-        """Return the function that replaces a value of a field; None if the value stays."""
+    def _replacement(
+        self, field: Field, parent: str, values: dict[str, Any]
+    ) -> Callable[[Any], Any] | None:
+        """Return the function that replaces a value of a field; None if the value stays. values: of
+        the struct that has the field."""
         name = field.name
         if field.type is Type.UUID:
             return self.names.uuid
@@ -137,6 +132,8 @@ class Anonymizer:
             return self._bytes(name)
         if field.type is not Type.STRING:
             return None
+        if is_secret(name, values):
+            return lambda text: text and TEXT
         if not field.entity:
             if name in _KEPT or (parent, name) in _KEPT_IN:
                 return None
@@ -144,10 +141,16 @@ class Anonymizer:
                 return self.names.value
             if name in _HOSTS or name.endswith("_host"):
                 return self.names.host
+            if name == "resource_name" and values.get("resource_type") in _BY_NUMBER:
+                return self._node
             if name in ("resource_name", "entity_name", "match"):
                 return self._resource
         kind = _KINDS.get(field.entity) or _KINDS.get(name) or "name"
         return lambda text: self.names.name(kind, text)
+
+    def _node(self, text: str) -> str:
+        """Keep a broker's number."""
+        return text if text.isdigit() else self._resource(text)
 
     def _resource(self, text: str) -> str:
         """Replace a resource's name; "*" stays."""

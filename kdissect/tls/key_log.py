@@ -28,7 +28,7 @@ MASTER_SIZE = 48
 _HASHES = {"sha256": hashes.SHA256(), "sha384": hashes.SHA384()}
 
 _LINE = re.compile(
-    rb"^(?:\xef\xbb\xbf)?[ \t]*"  # some editors begin a file with a mark of UTF-8
+    rb"(?:^|(?<=\A\xef\xbb\xbf))[ \t]*"  # some editors begin a file with a mark of UTF-8
     rb"(?:(CLIENT_RANDOM|(?:CLIENT|SERVER)_(?:HANDSHAKE_)?TRAFFIC_SECRET(?:_0)?)"
     rb"[ \t]+([0-9a-fA-F]{64})[ \t]+((?:[0-9a-fA-F]{2}){32,64})"
     rb"|RSA[ \t]+Session-ID:((?:[0-9a-fA-F]{2}){0,32})[ \t]+Master-Key:([0-9a-fA-F]{96}))"
