@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kdissect.arrays import Bytes, Rows, Struct
-from kdissect.jit import inlined, read_u8, read_u16, read_u32
+from kdissect.jit import inlined, read_i64, read_u8, read_u16, read_u32
 
 CURSOR = np.dtype(
     [
@@ -69,15 +69,16 @@ class Reading(NamedTuple):
 STEP_PACKET, STEP_END, STEP_CUT, STEP_BAD, STEP_ROOM_NEEDED = range(5)
 
 # Values of `fault`.
-FAULT_BLOCK_LENGTH, FAULT_TRAILER, FAULT_BYTE_ORDER, FAULT_FORMAT_VERSION, FAULT_INTERFACE = range(
-    1, 6
-)
+FAULT_BLOCK_LENGTH, FAULT_TRAILER, FAULT_BYTE_ORDER, FAULT_FORMAT_VERSION = range(1, 5)
+FAULT_INTERFACE, FAULT_ZEROS, FAULT_PACKET_LENGTH = range(5, 8)
 FAULT_TEXT = {
     FAULT_BLOCK_LENGTH: "block length is impossible",
     FAULT_TRAILER: "the two lengths of a block differ",
     FAULT_BYTE_ORDER: "section header has no byte order mark",
     FAULT_FORMAT_VERSION: "section has an unknown format version",
     FAULT_INTERFACE: "interface block is too short",
+    FAULT_ZEROS: "its header has only zeros",
+    FAULT_PACKET_LENGTH: "its captured length is impossible",
 }
 
 SECOND_NS = 1_000_000_000
@@ -87,6 +88,7 @@ _SECOND, _HALF, _LOW = np.uint64(SECOND_NS), np.uint64(32), np.uint64(0xFFFFFFFF
 _POWERS = np.array([10**exponent for exponent in range(20)], np.uint64)
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
+CAPTURED_MAX = 1 << 18  # libpcap's limit for a packet of a network, also in files of others
 
 # First four bytes -> (byte order, decimal digits of a second's fraction).
 MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
@@ -195,6 +197,13 @@ def _pcap_step(reading: Reading) -> int:
     little = cursor["little"]
     # draft-ietf-opsawg-pcap, 5: seconds, fraction, captured length, original length
     captured = word32(buf, pos + 8, little)
+    if captured > max(CAPTURED_MAX, interfaces["snap_length"][0]):
+        cursor["fault"] = FAULT_PACKET_LENGTH
+        return STEP_BAD
+    # a machine that loses its power leaves zeros in blocks of the file that were not yet written
+    if read_i64(buf, pos) == 0 and read_i64(buf, pos + 8) == 0:
+        cursor["fault"] = FAULT_ZEROS
+        return STEP_BAD
     if captured > left - RECORD_HEADER_SIZE:
         cursor["needed"] = RECORD_HEADER_SIZE + captured
         return STEP_CUT

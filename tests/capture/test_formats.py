@@ -279,6 +279,23 @@ def test_bad_blocks_stop_with_their_place(
     assert f"packet 2 at byte {info.error_pos}" in info.error
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (bytes(40), "only zeros"),
+        (struct.pack("<4I", 1, 0, 2**18 + 1, 60) + bytes(2**19), "length is impossible"),
+    ],
+)
+def test_bad_pcap_records_stop_with_their_place(tmp_path: Path, damage: bytes, reason: str) -> None:
+    """A tail of zeros gives no packets of 1970, and a wrong length swallows none."""
+    data = pcap(PACKETS[:2])
+    check_like_oracle(tmp_path, data + damage)
+    info, *_ = read(write(tmp_path, data + damage))
+    assert (info.packet_count, info.error_packet, info.error_pos) == (2, 3, len(data))
+    assert info.error is not None
+    assert reason in info.error
+
+
 @given(st.data())
 def test_flipped_bytes_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
     """Damage in any place: no crash, and both readers say the same."""

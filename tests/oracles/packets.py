@@ -85,6 +85,10 @@ def _read_pcap(data: bytes) -> Reading:
             reading.ending = "cut"
             break
         seconds, fraction, captured, length = struct.unpack_from(mark + "4I", data, reading.pos)
+        too_long = captured > max(2**18, struct.unpack(mark + "I", data[16:20])[0])
+        if too_long or not (seconds or fraction or captured or length):
+            reading.ending = "bad"
+            break
         if captured > left - 16:
             reading.ending = "cut"
             break
