@@ -192,6 +192,8 @@ def describe(path: str) -> InputFile:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             return look_at_file(path)
+        if stat.S_ISDIR(mode):
+            os.scandir(path).close()  # raises the reason why `listed` has no files of it
         return InputFile(path, "unknown", error="not a regular file")
     except OSError as error:
         return InputFile(path, "unknown", error=error.strerror or str(error))
@@ -212,14 +214,17 @@ def _named_file(path: str) -> InputFile:
 
 
 def listed(path: str) -> list[str]:
-    """The files of a folder (recursive) or of a glob, without opening them."""
+    """The files of a folder (recursive) or of a glob, without opening them.
+
+    A folder that cannot be read stands for its files.
+    """
     if not os.path.isdir(path):
         paths: list[str] = []
         for match in sorted(glob.glob(path, recursive=True)):
             paths += listed(match) if os.path.isdir(match) else [match]
         return paths
     files: list[str] = []
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path, onerror=lambda error: files.append(error.filename)):
         folders.sort()
         files.extend(os.path.join(folder, name) for name in sorted(names))
     return files
@@ -237,6 +242,8 @@ def _expand(path: str) -> list[InputFile]:
     if is_glob and not files:
         raise CaptureError(f"{path}: no file matches")
     if not any(file.is_capture for file in files):
+        if files and files[0].path == path:
+            raise CaptureError(f"{path}: {files[0].error}")
         if os.path.isfile(os.path.join(path, "_kdissect.json")):
             raise CaptureError(f"{path}: is a table set; name its captures")
         folder = f"in this folder ({len(files)} other files)"

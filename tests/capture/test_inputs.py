@@ -1,5 +1,6 @@
 """What a user can name, how it is recognised, and how it is unpacked."""
 
+import errno
 import gzip
 import io
 import os
@@ -127,6 +128,27 @@ def test_a_folder_lists_other_files(tmp_path: Path) -> None:
         "empty.pcap": "the file is empty",
         "pipe": "not a regular file",
     }
+
+
+def test_a_folder_that_cannot_be_read_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its captures are missing, so it stands for them; named itself, it is an error."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (tmp_path / "x.pcap").write_bytes(CAPTURE)
+    scandir = os.scandir
+
+    def refuse(path: str | Path) -> object:
+        if str(path) == str(secret):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = {Path(file.path).name: file.error for file in find_captures([tmp_path])}
+    assert found == {"x.pcap": None, "secret": "Permission denied"}
+    with pytest.raises(CaptureError, match=r"secret: Permission denied$"):
+        find_captures([secret])
 
 
 def test_other_files_are_listed_after_the_captures(tmp_path: Path) -> None:
