@@ -148,6 +148,7 @@ incidents {set} --fail-on bda                         | 'bda' is none of bad, wa
 report {tmp}/none                                     | /none: no such file or directory
 summary {set} {set}                                   | librdkafka.pcap: is in two of the sources
 summary {capture} --spool {tmp}/none                  | /none: is no folder
+summary - /dev/null | -: a stream of unknown length; kdissect dissect - /dev/null --out DIR makes
 summary {capture} --in-process-max 100kB | : 301 kB are more than --in-process-max 100 kB;
 summary {capture} --in-process-max 1 | than --in-process-max 1 B; kdissect dissect
 readiness {capture} --target 4.0 --in-process-max 1 | than --in-process-max 1 B; kdissect dissect

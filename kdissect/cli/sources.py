@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -82,9 +83,8 @@ def _read_captures(paths: Sequence[str], options: SourceOptions, missing: Captur
         if len(paths) > 1 or not os.path.isdir(paths[0]):
             raise
         raise CaptureError(f"{missing}, and no capture in it") from None
-    advice = (
-        f"kdissect dissect {some_of(paths)} --out DIR makes a table set, which this command accepts"
-    )
+    names = shlex.join(paths[:3]) + (" ..." if len(paths) > 3 else "")
+    advice = f"kdissect dissect {names} --out DIR makes a table set, which this command accepts"
     for item in inputs:
         if item.format == "stream":
             raise CaptureError(f"{item.path}: a stream of unknown length; {advice}")
