@@ -11,6 +11,7 @@ from typing import Any
 
 from kdissect.api import Tables
 from kdissect.codec.internal_records import METADATA_TOPIC, METADATA_TOPIC_ID
+from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import SIDES
 from kdissect.sql import Database, view_name
 from kdissect.sql.requests import create_missing
@@ -51,8 +52,7 @@ def accounts(tables: Tables) -> dict[str, str]:
     whose exchanges and anomalies come then.
     """
     options = tables.manifest.get("options", {})
-    selections = (options.get(name) for name in ("hosts", "time_from_ns", "time_to_ns"))
-    is_whole = all(selection in (None, []) for selection in selections)
+    is_whole = Selection.written(options).is_empty
     goes_on = "tables" in (tables.manifest.get("state") or {})
     names = [name for name in tables.names if name.startswith("apis/")]
     found = {

@@ -329,6 +329,7 @@ class Tables(Mapping[str, Table]):
         docs/reference.md lists the columns; the fields of the schema carry their meanings.
         """
         from kdissect.incidents import find_incidents
+        from kdissect.pipeline.selection import Selection
 
         whole, selection = self._origin or (self, None)
         exchange_ids = None
@@ -336,7 +337,8 @@ class Tables(Mapping[str, Table]):
             of_any_time = replace(selection, time_from_ns=None, time_to_ns=None)
             exchange_ids, _ = _passing(whole.exchanges, of_any_time)
         with whole._requests() as database:
-            rows = find_incidents(database, self.arguments, selection, exchange_ids)
+            written = Selection.written(whole.manifest["options"])
+            rows = find_incidents(database, self.arguments, written, selection, exchange_ids)
         return _in_memory("incidents", rows)
 
     def inventory(self, since: Time | None = None) -> Table:

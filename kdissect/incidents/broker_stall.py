@@ -25,7 +25,7 @@ QUICK_APIS = (
     *("ApiVersions", "Metadata", "Heartbeat", "FindCoordinator", "ListOffsets", "OffsetFetch"),
     *("Fetch", "SaslHandshake", "SaslAuthenticate"),
 )
-_END = {False: "the responses came at once after it", True: "the capture ends before a response"}
+_END = {False: "the responses came at once after it", True: "none was answered by its end"}
 POLLS = ("Fetch", "ShareFetch")
 # a request that waited so long, answered or not
 _SIGNS = f"""requests
@@ -38,8 +38,8 @@ _STALLS = f"""
       SELECT connection_id, max(request_time) AS last_asked FROM requests
       WHERE response_time IS NOT NULL GROUP BY connection_id
     ), pending AS (
-      -- the end of the capture stands for the response that has not come
-      SELECT r.* REPLACE (c.last_time AS response_time)
+      -- the end of what was seen stands for the response that has not come
+      SELECT r.* REPLACE (seen_until(c.last_time) AS response_time)
       FROM requests r JOIN sessions s USING (connection_id) LEFT JOIN answered a
         USING (connection_id)
       JOIN exchanges e USING (exchange_id)

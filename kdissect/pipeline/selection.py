@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -145,6 +145,15 @@ class Selection:
                     )
                 parts.append(f"{name} {shown}")
         return "; ".join(parts) or "all connections"
+
+    @classmethod
+    def written(cls, options: Mapping[str, Any]) -> Selection:
+        """Return the choice of exchanges with which a set was written; options: its manifest's."""
+        return cls(
+            hosts=tuple(options.get("hosts", ())),
+            time_from_ns=options.get("time_from_ns"),
+            time_to_ns=options.get("time_to_ns"),
+        )
 
     @property
     def is_empty(self) -> bool:

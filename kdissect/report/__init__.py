@@ -132,12 +132,7 @@ def build(
 
 def _selection(manifest: Mapping[str, Any]) -> str:
     """The conditions on the exchanges of a set, chosen now or when it was written."""
-    options = manifest["options"]
-    written = Selection(
-        hosts=tuple(options.get("hosts", ())),
-        time_from_ns=options.get("time_from_ns"),
-        time_to_ns=options.get("time_to_ns"),
-    )
+    written = Selection.written(manifest["options"])
     parts = ["" if written.is_empty else str(written), manifest.get("selection", "")]
     return "; ".join(filter(None, parts))
 

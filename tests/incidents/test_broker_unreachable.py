@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kdissect
 from tests.builders.captures import read_packets, write_packets
 from tests.builders.tables import Row, at, connection, exchange, expect, found
 from tests.conftest import CAPTURES
@@ -156,6 +157,16 @@ def test_a_client_that_starts_before_its_broker() -> None:
     assert early["severity"] == "info"
     assert (
         "(no Kafka connection to it was captured before). It was reached after 6" in early["text"]
+    )
+
+
+def test_a_set_of_a_part_of_the_time() -> None:
+    """Whether the broker came back after that time is unknown, and the text says so."""
+    path = CAPTURES / "incidents" / "broker_killed.pcap.gz"
+    incidents = kdissect.read(path, until="2026-11-22T21:11:13Z").incidents().to_pylist()
+    assert incidents[0]["text"].endswith(
+        "It was not reached again. kdissect saw only these exchanges: "
+        "to 2026-11-22T21:11:13.000000000Z."
     )
 
 
