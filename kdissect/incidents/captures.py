@@ -102,7 +102,10 @@ _LOSSES = f"""
 @kind("overview", _IS_BAD, "path", _GAPS, _LOSSES, command=_TCPDUMP)
 def capture_loss(row: Row) -> str:
     """Return the text of the gaps of a capture."""
-    reason = "Check tcpdump's count of packets dropped by kernel, and give it a larger buffer."
+    reason = (
+        "If no filter and no kdissect extract left packets out, check tcpdump's count of packets "
+        "dropped by kernel, and give it a larger buffer."
+    )
     if row["truncated"]:
         reason = f"The snap length cut {plural(row['truncated'], 'packet')}: capture with -s 0."
     if row["unjudged"]:

@@ -93,6 +93,14 @@ def test_filters_take_the_exchanges_that_hold(tmp_path, librdkafka, choice, colu
     assert (done.packets == 0) == (len(expected) == 0)
 
 
+def test_packets_left_out_are_told_as_a_choice(tmp_path):
+    """The gaps of an extracted file are no proof that a capture lost packets."""
+    _, out = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
+    (loss,) = kdissect.read(out).incidents().to_pylist()
+    assert loss["kind"] == "capture_loss"
+    assert "If no filter and no kdissect extract left packets out, check" in loss["text"]
+
+
 def test_patterns_of_names(tmp_path, librdkafka):
     """* and ? fit anything, in client ids, topics and groups."""
     exchanges = librdkafka.exchanges.to_arrow(
