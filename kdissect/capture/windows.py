@@ -12,6 +12,7 @@ import os
 import select
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -48,12 +49,13 @@ class Window:
     """Packets of a window.
 
     batch: their segments. sources: their bytes, until the next window is read. secrets: key logs
-    that a pcapng contains among these packets.
+    that a pcapng contains among these packets. ignored: the number of other packets by reason.
     """
 
     batch: SegmentBatch
     sources: Sources
     secrets: list[bytes]
+    ignored: Counter[str]
 
 
 def _enlarge_pipe(descriptor: int) -> None:
@@ -175,8 +177,11 @@ class WindowReader:
         walk.run()
         sources = buffer_as_sources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
+        ignored: Counter[str] = Counter()
         for split in walk.make_splits(self.source):
-            batch = scan(replace(split, fragments=self._joined(sources)), sources).batch
+            result = scan(replace(split, fragments=self._joined(sources)), sources)
+            batch = result.batch
+            ignored.update(result.ignored_reasons)
         end = int(cursor["pos"])
         self._left = data[end:].tobytes()
         self._base += end
@@ -185,7 +190,7 @@ class WindowReader:
         texts = [
             data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
         ]
-        return Window(batch, sources, texts)
+        return Window(batch, sources, texts, ignored)
 
     def _joined(self, sources: Sources) -> Joined | None:
         """The joined IP fragments of the window."""

@@ -48,10 +48,14 @@ def say_no_kafka(tables: Tables, captures: Sequence[str]) -> None:
     ignored: Counter[str] = Counter()
     for row in tables.captures.to_arrow(["ignored_reasons"]).to_pylist():
         ignored.update(dict(row["ignored_reasons"] or ()))
+    say(f"warning: {no_kafka(captures, ignored)}")
+
+
+def no_kafka(captures: Sequence[str], ignored: Counter[str]) -> str:
+    """Return a line for captures without Kafka traffic. ignored: packets by reason."""
     counts = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common())
-    say(
-        f"warning: no Kafka traffic found in {some_of(captures)}"
-        + (f"; ignored packets: {counts}" if counts else "")
+    return f"no Kafka traffic found in {some_of(captures)}" + (
+        f"; ignored packets: {counts}" if counts else ""
     )
 
 

@@ -15,8 +15,8 @@ from kdissect.cli.output import (
     Format,
     close_stdout,
     format_of,
+    no_kafka,
     say,
-    some_of,
     write_file,
 )
 from kdissect.cli.verbs import OptionGroup, verb
@@ -116,7 +116,7 @@ def show_command(
     if left is not None and not shown.quiet:
         say(left)
     if not reading.resumed.counts.kafka:
-        note(f"no Kafka traffic found in {some_of(captures)}")
+        note(no_kafka(captures, reading.ignored))
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from kdissect.capture.inputs import InputFile, find_captures
@@ -46,6 +47,7 @@ class CaptureReading:
             key_logs = read_key_logs(options.keylog)
         self.resumed = ConnectionCarry(options.stream_options, key_logs, limits)
         self.packet_count = self.exchange_count = 0
+        self.ignored: Counter[str] = Counter()  # packets without TCP, by reason
 
     @property
     def unread(self) -> dict[str, int]:
@@ -59,6 +61,7 @@ class CaptureReading:
             reader = WindowReader(path, source, self.paths)
             for window in reader.windows():
                 self.resumed.key_logs += window.secrets
+                self.ignored += window.ignored
                 found = self.resumed.add(window.batch, window.sources)
                 if len(found.assembly.exchanges):
                     self.exchange_count += len(found.assembly.exchanges)

@@ -91,6 +91,16 @@ def test_a_capture_without_kafka_gives_a_warning(kdissect: Run, tmp_path: Path) 
     assert "no Kafka traffic" in done.stderr
 
 
+def test_why_packets_were_not_read(kdissect: Run, tmp_path: Path) -> None:
+    """All packets have a link type that its user defines."""
+    data = bytearray((ROOT / "captures/librdkafka.pcap").read_bytes())
+    data[20] = 147
+    path = tmp_path / "user.pcap"
+    path.write_bytes(data)
+    told = kdissect("show", os.fspath(path)).stderr
+    assert told.endswith("user.pcap; ignored packets: 1,265 unsupported_link_type_147\n")
+
+
 def test_filters_that_nothing_passes(kdissect: Run) -> None:
     """A line has the count of exchanges if filters select no exchange."""
     path = "captures/librdkafka.pcap"
