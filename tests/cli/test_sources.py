@@ -88,6 +88,26 @@ def test_the_same_packets_in_other_files_are_refused(
         joined_sets([kdissect.read(parts), librdkafka])
 
 
+def test_the_choices_of_several_sets() -> None:
+    """A conclusion over all sets knows what one of them lacks, and not more."""
+    names = ("librdkafka.pcap", "sarama.pcap.gz", "kafkajs.pcap.gz")
+    until, host, later = (
+        kdissect.read(CAPTURES / name, **chosen)
+        for name, chosen in zip(
+            names,
+            ({"until": 1_000}, {"hosts": "10.9.9.9", "until": 2_000}, {"hosts": "10.9.9.8"}),
+            strict=True,
+        )
+    )
+    options = ("time_from_ns", "time_to_ns", "hosts")
+
+    def choice(*sets: kdissect.Tables) -> list[Any]:
+        return [joined_sets(sets).manifest["options"][name] for name in options]
+
+    assert choice(until, host) == [None, 2_000 * 10**9, []]
+    assert choice(host, later) == [None, None, ["10.9.9.8", "10.9.9.9"]]
+
+
 def test_a_summary_is_the_output_of_dissect(capture: Path, table_set: Path) -> None:
     """Text for people by default."""
     done = CliRunner().invoke(app, ["summary", str(table_set)])
