@@ -51,8 +51,7 @@ def accounts(tables: Tables) -> dict[str, str]:
     not compared with exchanges and connections. If a later run goes on, connections may have bytes
     whose exchanges and anomalies come then.
     """
-    options = tables.manifest.get("options", {})
-    is_whole = Selection.written(options).is_empty
+    is_whole = all(written.is_empty for written in Selection.written(tables.manifest))
     goes_on = "tables" in (tables.manifest.get("state") or {})
     names = [name for name in tables.names if name.startswith("apis/")]
     found = {

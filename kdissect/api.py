@@ -337,7 +337,7 @@ class Tables(Mapping[str, Table]):
             of_any_time = replace(selection, time_from_ns=None, time_to_ns=None)
             exchange_ids, _ = _passing(whole.exchanges, of_any_time)
         with whole._requests() as database:
-            written = Selection.written(whole.manifest["options"])
+            written = Selection.written(whole.manifest)
             rows = find_incidents(database, self.arguments, written, selection, exchange_ids)
         return _in_memory("incidents", rows)
 
@@ -603,7 +603,7 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
     }
     manifest = {
         **first,
-        "options": first["options"] | _widest([tables.manifest["options"] for tables in sets]),
+        "options_of_sets": [tables.manifest["options"] for tables in sets],
         "inputs": [item for tables in sets for item in tables.manifest["inputs"]],
         "totals": totals,
     }
@@ -614,17 +614,6 @@ def joined_sets(sets: Sequence[Tables]) -> Tables:
     notes = [note for tables in sets for note in tables.notes]
     arguments = {verb: [word for one in sets for word in one.arguments[verb]] for verb in _VERBS}
     return Tables(united, manifest, notes, arguments)
-
-
-def _widest(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options that chose exchanges, so that they hold for those of all sets."""
-    found: dict[str, Any] = {}
-    for name, outermost in (("time_from_ns", min), ("time_to_ns", max)):
-        times: list[Any] = [each.get(name) for each in options]
-        found[name] = None if None in times else outermost(times)
-    hosts = [each.get("hosts") or [] for each in options]
-    found["hosts"] = sorted({host for some in hosts for host in some}) if all(hosts) else []
-    return found
 
 
 def _united(tables: Sequence[Table]) -> pads.Dataset:

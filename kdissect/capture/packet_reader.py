@@ -88,7 +88,7 @@ _SECOND, _HALF, _LOW = np.uint64(SECOND_NS), np.uint64(32), np.uint64(0xFFFFFFFF
 _POWERS = np.array([10**exponent for exponent in range(20)], np.uint64)
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
-CAPTURED_MAX = 1 << 18  # libpcap's limit for a packet of a network, also in files of others
+CAPTURED_MAX = 1 << 18  # longest packet that libpcap reads, unless the snap length is larger
 
 # First four bytes -> (byte order, decimal digits of a second's fraction).
 MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {

@@ -8,6 +8,7 @@ read in process give the same incidents. `causes` then removes incidents that an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -38,14 +39,14 @@ __all__ = ["KINDS", "SEVERITIES", "Arguments", "find_incidents", "json_rows"]
 def find_incidents(
     database: Database,
     arguments: Arguments,
-    written: Selection,
+    written: Sequence[Selection],
     selection: Selection | None = None,
     exchange_ids: pa.Array | None = None,
 ) -> pa.Table:
     """Return the table `incidents` of a table set.
 
     database: with the tables of `make_requests`. arguments: of a command that reads the set,
-    by verb. written: the exchanges that the set was written with; what others would show is
+    by verb. written: the exchanges that each set was written with; what others would show is
     unknown, and the texts say so. selection: keeps the incidents in its time that are of a client
     or a connection of the exchanges of its other filters, `exchange_ids` (int64).
     """
@@ -54,15 +55,17 @@ def find_incidents(
     make_table(database, made, "leaders", LEADERS)
     for name, part in (("p50", 0.5), ("p95", 0.95)):
         database.run(f"CREATE TEMP MACRO {name}(value) AS {quantile(database, 'value', part)}")
-    end = "NULL" if written.time_to_ns is None else f"to_timestamp({written.time_to_ns} / 1e9)"
+    ends = [one.time_to_ns for one in written if one.time_to_ns is not None]
+    end = f"to_timestamp({max(ends)} / 1e9)" if len(ends) == len(written) else "NULL"
     database.run(f"CREATE TEMP MACRO seen_until(time) AS least(time, {end})")
     captures = database.rows("SELECT path FROM captures ORDER BY first_time, path")
     paths = [row["path"] for row in captures] or ["CAPTURE"]
     found = [one for query in QUERIES for one in query.find(database, made, paths, arguments)]
     if selection is not None:
         found = _chosen(database, found, selection, exchange_ids)
-    if not written.is_empty:
-        note = f" kdissect saw only these exchanges: {written}."
+    if not all(one.is_empty for one in written):
+        choices = " or ".join(dict.fromkeys(map(str, written)))
+        note = f" kdissect saw only these exchanges: {choices}."
         found = [replace(one, text=one.text + note) for one in found]
     return incident_table(without_consequences(found))
 

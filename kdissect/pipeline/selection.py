@@ -147,13 +147,16 @@ class Selection:
         return "; ".join(parts) or "all connections"
 
     @classmethod
-    def written(cls, options: Mapping[str, Any]) -> Selection:
-        """Return the choice of exchanges with which a set was written; options: its manifest's."""
-        return cls(
-            hosts=tuple(options.get("hosts", ())),
-            time_from_ns=options.get("time_from_ns"),
-            time_to_ns=options.get("time_to_ns"),
-        )
+    def written(cls, manifest: Mapping[str, Any]) -> list[Selection]:
+        """Return the choices of exchanges with which the sets of a manifest were written."""
+        return [
+            cls(
+                hosts=tuple(options.get("hosts", ())),
+                time_from_ns=options.get("time_from_ns"),
+                time_to_ns=options.get("time_to_ns"),
+            )
+            for options in manifest.get("options_of_sets", [manifest.get("options", {})])
+        ]
 
     @property
     def is_empty(self) -> bool:

@@ -132,9 +132,9 @@ def build(
 
 def _selection(manifest: Mapping[str, Any]) -> str:
     """The conditions on the exchanges of a set, chosen now or when it was written."""
-    written = Selection.written(manifest["options"])
-    parts = ["" if written.is_empty else str(written), manifest.get("selection", "")]
-    return "; ".join(filter(None, parts))
+    written = Selection.written(manifest)
+    parts = [str(one) for one in written if not one.is_empty]
+    return "; ".join(filter(None, [*dict.fromkeys(parts), manifest.get("selection", "")]))
 
 
 def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
