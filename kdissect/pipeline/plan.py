@@ -48,7 +48,7 @@ SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 256 * MB
 BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
 SLOT_BYTES_MAX = 64 * MB
 EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events
-TASK_BYTES_SMALL, TASK_BYTES = 8 * MB, 32 * MB
+TASK_BYTES = 32 * MB
 WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less time than a job takes
 FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
 HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a byte takes
@@ -70,16 +70,15 @@ class Runner(Protocol):
 def task_count(byte_count: int, split_bytes: int | None = None) -> int:
     """Number of tasks of each step for `byte_count` bytes of captures.
 
-    A task costs Spark and its worker some 30 ms. So a small input has up to four tasks, of 8 MB or
-    more, and a larger one a task per 32 MB. A shuffle has a block for each pair of tasks: from 2 GB
-    on, the number of tasks grows with the square root of the bytes, so that the blocks stay in
-    proportion to the bytes. split_bytes: bytes per task, in place of these.
+    A task per 32 MB, and one below 64 MB, because a second one costs more time than it saves. A
+    shuffle has a block for each pair of tasks: from 2 GB on, the number of tasks grows with the
+    square root of the bytes, so that the blocks stay in proportion to the bytes. split_bytes: bytes
+    per task, in place of these.
     """
     if split_bytes is not None:
         return max(1, -(-byte_count // split_bytes))
-    few = min(byte_count // TASK_BYTES_SMALL, 4)
-    many = min(2 * (byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
-    return max(1, few, many)
+    count = min(2 * (byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
+    return max(1, count)
 
 
 @dataclass(frozen=True, slots=True)

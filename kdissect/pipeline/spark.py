@@ -65,7 +65,7 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
     began = time.perf_counter()
     summary = RunSummary()
     if plan.task_count == plan.event_key_count == 1:
-        one = spark.range(0, 1, 1, 1).selectExpr("id", "0", "id", "binary('')").toDF(*_SCHEMA.names)
+        one = _frame(spark, [StepRow(0, RowKind.UNITS, 0, b"")])
         whole = _mapped(one, _whole, plan, out, run_id)
         summary += _summary(spark, plan, whole, "run")
     else:
@@ -85,7 +85,7 @@ def run(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> RunSummary
             write_run_tables(plan, summary, sink)
             rows = assembled.where(f"kind > {RowKind.FACTS:d}")
             if saved := saved_events(plan):
-                rows = rows.union(spark.createDataFrame([_plain(row) for row in saved], ROWS))
+                rows = rows.union(_frame(spark, saved))
             slots = _by_key(rows, plan.slot_count, plan.task_count)
             known = summary.facts.known_names().for_tasks(share)
             decoded = _mapped(slots, _decode, task_plan, known, out, run_id)
@@ -204,10 +204,9 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[StepRow]:
             yield StepRow(key, kind, order, _PACKED.get(kind, _BYTES)[1](data))
 
 
-def _batch(row: StepRow) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [dict(zip(_SCHEMA.names, _plain(row), strict=True))], schema=_SCHEMA
-    )
+def _batch(*rows: StepRow) -> pa.RecordBatch:
+    columns = zip(*map(_plain, rows), strict=True)
+    return pa.record_batch(list(columns), schema=_SCHEMA)
 
 
 def _plain(row: StepRow) -> tuple[int, int, int, bytes]:
@@ -229,10 +228,13 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
+def _frame(spark: SparkSession, rows: Sequence[StepRow]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_batches([_batch(*rows)]))
+
+
 def _task_rows(spark: SparkSession, rows: Sequence[StepRow]) -> DataFrame:
     """The rows, one for each task; their keys count the tasks."""
-    frame = spark.createDataFrame([_plain(row) for row in rows], ROWS)
-    return frame.repartitionById(len(rows), F.expr("cast(key as int)"))
+    return _frame(spark, rows).repartitionById(len(rows), F.expr("cast(key as int)"))
 
 
 def in_tasks(spark: SparkSession) -> Runner:
