@@ -16,16 +16,15 @@ from kdissect.pipeline.spark_session import session
 def main() -> None:
     """Command: python -m bench.shuffle [CAPTURE ...]; prints a table in Markdown.
 
-    --copies N: of the message-heavy capture as one file, instead. driver: the greatest size of its
-    Python process so far.
+    Without captures: so many copies of each heavy capture as one file. driver: the greatest size of
+    its Python process so far.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("captures", nargs="*", type=Path)
-    parser.add_argument("--copies", type=int)
+    parser.add_argument("--copies", type=int, default=5)
     given = parser.parse_args()
-    captures = given.captures or [message_heavy().path, record_heavy().path]
-    if given.copies:
-        captures = [copies_of(message_heavy(), given.copies)]
+    heavy = message_heavy(), record_heavy()
+    captures = given.captures or [copies_of(source, given.copies) for source in heavy]
     print("| capture | MB | shuffled, MB | share | s | driver, MB |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kdissect.arrays import Bytes, Ids, Indices, Rows, copied, gather_ranges, joined, renumbered
+from kdissect.arrays import (
+    Bytes,
+    Ids,
+    Indices,
+    Ints,
+    Rows,
+    copied,
+    gather_ranges,
+    joined,
+    renumbered,
+)
 from kdissect.arrays import take as rows_of
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
@@ -16,6 +26,7 @@ from kdissect.protocol.model import SIDES
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
+_GROWING_OF_SIDE = ("time_ns", "end_time_ns", "pos", "packet", "extent_start")
 _EMPTY = [np.zeros(0, kind) for kind in _KINDS]
 NO_EXCHANGES = Assembly(_EMPTY[0], _EMPTY[1], _EMPTY[2], _EMPTY[3], _EMPTY[4])
 
@@ -89,14 +100,20 @@ def _shifts(sizes: list[int], counts: list[int]) -> Indices:
 
 def to_bytes(assembly: Assembly) -> bytes:
     """Pack an assembly for a shuffle, without its anomalies, and without ids, which are random
-    bytes that `from_bytes` makes again. Extents follow each other in a capture: what travels is the
-    distance of each to the one before."""
+    bytes that `from_bytes` makes again. What grows from row to row travels as the distance to the
+    row before."""
     exchanges, connections = copied(assembly.exchanges), copied(assembly.connections)
     extents = copied(assembly.extents)
-    extents["pos"] = np.diff(extents["pos"], prepend=0)
+    for column in _growing(exchanges, extents):
+        column[:] = np.diff(column, prepend=0)
     exchanges["exchange_id"] = 0
     connections["connection_id"] -= _first_ids(assembly.endpoints, connections)
     return pack([assembly.endpoints, connections, exchanges, extents, assembly.carried.data])
+
+
+def _growing(exchanges: Rows, extents: Rows) -> list[Ints]:
+    sides = [exchanges[side][name] for side in SIDES for name in _GROWING_OF_SIDE]
+    return [*sides, extents["pos"]]
 
 
 def _first_ids(endpoints: Rows, connections: Rows) -> Ids:
@@ -126,7 +143,8 @@ def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
-    extents["pos"] = np.cumsum(extents["pos"])
+    for column in _growing(exchanges, extents):
+        np.cumsum(column, out=column)
     connections["connection_id"] += _first_ids(endpoints, connections)
     exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
     return Assembly(
