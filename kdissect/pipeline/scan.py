@@ -29,10 +29,32 @@ from kdissect.tables.arrow_arrays import packed
 
 
 def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[StepRow]:
-    """Yield the rows of all units in rows of `RunPlan.scan_rows`."""
-    for row in rows:
-        for number, unit in pickle.loads(row.data):
-            yield from scan_unit(plan, sources, number, unit)
+    """Yield the rows of all units in rows of `RunPlan.scan_rows`.
+
+    Small splits of a task share a row of segments for each bucket.
+    """
+    waiting: defaultdict[int, list[StepRow]] = defaultdict(list)
+    size = 0
+    for units in rows:
+        for number, unit in pickle.loads(units.data):
+            for row in scan_unit(plan, sources, number, unit):
+                if row.kind != RowKind.SEGMENTS:
+                    yield row
+                    continue
+                if size + row.data.segments.nbytes > ROW_BYTES_MAX:
+                    yield from map(_joined, waiting.values())
+                    waiting.clear()
+                    size = 0
+                waiting[row.key].append(row)
+                size += row.data.segments.nbytes
+    yield from map(_joined, waiting.values())
+
+
+def _joined(rows: list[StepRow]) -> StepRow:
+    """One row with the segments of all."""
+    if len(rows) == 1:
+        return rows[0]
+    return rows[0]._replace(data=SegmentBatch.concat([row.data for row in rows]))
 
 
 def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[StepRow]:
@@ -59,8 +81,9 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
     )
     ignored_count = split.fragments.ignored_count if split.fragments else 0
     bucket = number % plan.bucket_count
-    for part in sliced(_scan_anomalies(plan, result, ignored_count)):
-        yield StepRow(bucket, RowKind.TABLE, number, packed("anomalies", part))
+    for table in _scan_anomalies(plan, result, ignored_count):
+        for part in sliced(table):
+            yield StepRow(bucket, RowKind.TABLE, number, packed("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
     yield summary.row(number)
@@ -77,13 +100,16 @@ def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[StepRo
             order += 1
 
 
-def _scan_anomalies(plan: RunPlan, result: ScanResult, ignored_count: int) -> pa.Table:
+def _scan_anomalies(plan: RunPlan, result: ScanResult, ignored_count: int) -> Iterator[pa.Table]:
     """Anomalies of packets. ignored_count: IP fragments beyond the limit, of the whole run."""
+    if len(result.cut_segments):
+        yield _cut_packets(plan, result)
     rows = [*_fragment_faults(plan, result)]
     if ignored_count:
         detail = f"{ignored_count} IP fragments beyond the limit of fragments were not joined"
         rows.append(AnomalyRow(Anomaly.LIMIT, detail))
-    return pa.concat_tables([_cut_packets(plan, result), anomalies_table(rows)])
+    if rows:
+        yield anomalies_table(rows)
 
 
 def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:

@@ -8,9 +8,13 @@ import pytest
 import kdissect
 from bench.synthesise import connections_of, crowd, heartbeat
 from kdissect.capture import scratch
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
-from kdissect.pipeline import assemble
+from kdissect.pipeline import assemble, scan
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import planned
+from kdissect.pipeline.step_rows import RowKind
 from tests.builders.captures import split_capture
 from tests.cases import cases
 from tests.conftest import CAPTURES
@@ -23,6 +27,7 @@ def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     """Every limit so small that all is done in pieces."""
     patch.setattr(assemble, "LARGE_BYTES", large_bytes)
     patch.setattr(assemble, "PART_ROWS", 7)
+    patch.setattr(scan, "ROW_BYTES_MAX", 1000)
     patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
     patch.setattr(scratch, "FILE_BYTES_MIN", 1)
 
@@ -98,3 +103,20 @@ def test_segments_of_a_connection_stay_in_order(
     ports = batch.endpoints["port_a"][batch.segments["endpoints"]]
     found = {number: batch.segments["packet"][ports == number].tolist() for number in range(5)}
     assert found == expected
+
+
+def test_segments_of_small_files_share_a_row(tmp_path: Path) -> None:
+    """Rows do not grow with the number of files that a task reads."""
+    head, packets = split_capture(SOME[0].read_bytes())
+    for number, start in enumerate(range(0, len(packets), 25)):
+        (tmp_path / f"{number:03}.pcap").write_bytes(head + b"".join(packets[start : start + 25]))
+    inputs = find_captures([str(tmp_path)])
+    assert len(inputs) > 40
+    with planned(inputs, Options()) as plan:
+        rows = scan.scan(plan, plan.sources(), plan.scan_rows())
+        found = [row for row in rows if row.kind == RowKind.SEGMENTS]
+    assert len(found) == len({row.key for row in found})
+    segments = np.concatenate([row.data.segments for row in found])
+    assert sorted(set(segments["source"].tolist())) == list(range(len(inputs)))
+    places = segments[["source", "packet"]].tolist()
+    assert len(set(places)) == len(places) >= len(packets) * 9 // 10
