@@ -104,16 +104,16 @@ def to_bytes(assembly: Assembly) -> bytes:
     row before."""
     exchanges, connections = copied(assembly.exchanges), copied(assembly.connections)
     extents = copied(assembly.extents)
-    for column in _growing(exchanges, extents):
-        column[:] = np.diff(column, prepend=0)
     exchanges["exchange_id"] = 0
     connections["connection_id"] -= _first_ids(assembly.endpoints, connections)
+    for column in _growing(connections, exchanges, extents):
+        column[:] = np.diff(column, prepend=0)
     return pack([assembly.endpoints, connections, exchanges, extents, assembly.carried.data])
 
 
-def _growing(exchanges: Rows, extents: Rows) -> list[Ints]:
+def _growing(connections: Rows, exchanges: Rows, extents: Rows) -> list[Ints]:
     sides = [exchanges[side][name] for side in SIDES for name in _GROWING_OF_SIDE]
-    return [*sides, extents["pos"]]
+    return [connections["first_time_ns"], connections["last_time_ns"], *sides, extents["pos"]]
 
 
 def _first_ids(endpoints: Rows, connections: Rows) -> Ids:
@@ -143,7 +143,7 @@ def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
     endpoints, connections, exchanges, extents, carried = arrays
-    for column in _growing(exchanges, extents):
+    for column in _growing(connections, exchanges, extents):
         np.cumsum(column, out=column)
     connections["connection_id"] += _first_ids(endpoints, connections)
     exchanges["exchange_id"] = exchange_ids(exchanges, connections["connection_id"])
