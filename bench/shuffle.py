@@ -16,8 +16,8 @@ from kdissect.pipeline.spark_session import session
 def main() -> None:
     """Command: python -m bench.shuffle [CAPTURE ...]; prints a table in Markdown.
 
-    Without captures: so many copies of each heavy capture as one file. driver: the greatest size of
-    its Python process so far.
+    --copies N: without CAPTURE, it reads N copies of each heavy capture as one file. driver: the
+    greatest size of its Python process so far.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("captures", nargs="*", type=Path)

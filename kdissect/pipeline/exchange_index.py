@@ -112,6 +112,7 @@ def to_bytes(assembly: Assembly) -> bytes:
 
 
 def _growing(connections: Rows, exchanges: Rows, extents: Rows) -> list[Ints]:
+    """Views of the columns whose values mostly grow from row to row."""
     sides = [exchanges[side][name] for side in SIDES for name in _GROWING_OF_SIDE]
     return [connections["first_time_ns"], connections["last_time_ns"], *sides, extents["pos"]]
 

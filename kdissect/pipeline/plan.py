@@ -70,10 +70,10 @@ class Runner(Protocol):
 def task_count(byte_count: int, split_bytes: int | None = None) -> int:
     """Number of tasks of each step for `byte_count` bytes of captures.
 
-    A task per 32 MB, and one below 64 MB, because a second one costs more time than it saves. A
-    shuffle has a block for each pair of tasks: from 2 GB on, the number of tasks grows with the
-    square root of the bytes, so that the blocks stay in proportion to the bytes. split_bytes: bytes
-    per task, in place of these.
+    Below 64 MB there is one, because a second one costs more time than it saves. Then there are two
+    for each 64 MB. A shuffle has a block for each pair of tasks: from 2 GB on, the number of tasks
+    grows with the square root of the bytes, so that the blocks stay in proportion to the bytes.
+    split_bytes: bytes per task, in place of these.
     """
     if split_bytes is not None:
         return max(1, -(-byte_count // split_bytes))
