@@ -148,11 +148,10 @@ def _walk(file: InputFile, split_bytes: int, fragment_max: int) -> WalkedCapture
     splits = []
     for pos in range(0, file.size, split_bytes):
         end = min(pos + split_bytes, file.size)
-        number = pos // PACKET_BYTES
+        number, last = pos // PACKET_BYTES, end // PACKET_BYTES
         cursor = np.zeros(1, CURSOR)
         cursor["pos"], cursor["number"], cursor["time_ns"] = pos, number, start + pos
-        count = split_bytes // PACKET_BYTES
-        splits.append(Split(0, cursor.tobytes(), end, count, number + count, INTERFACES))
+        splits.append(Split(0, cursor.tobytes(), end, last - number, last, INTERFACES))
     info = CaptureInfo(
         0, file.path, "pcap", "none", ("ethernet",), start, start + FILE_NS,
         file.size // PACKET_BYTES, file.size,

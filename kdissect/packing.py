@@ -21,21 +21,20 @@ def pack(arrays: Sequence[Array]) -> bytes:
     blocks = []
     for array in arrays:
         rows = np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.dtype.itemsize)
-        blocks.append(_CODEC.compress(rows.T.tobytes(), asbytes=True))
-    lengths = [(array.nbytes, len(block)) for array, block in zip(arrays, blocks, strict=True)]
-    return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
+        blocks.append(rows.T.tobytes())
+    sizes = np.array([len(block) for block in blocks], "<i8")
+    return sizes.tobytes() + _CODEC.compress(b"".join(blocks), asbytes=True)
 
 
 def unpack(data: bytes, dtypes: Sequence[npt.DTypeLike]) -> list[Array]:
     """Return the arrays given to `pack`, as new arrays."""
-    lengths = np.frombuffer(data, "<i8", 2 * len(dtypes)).reshape(-1, 2)
-    view = memoryview(data)
-    pos = lengths.nbytes
+    sizes = np.frombuffer(data, "<i8", len(dtypes))
+    block = _CODEC.decompress(memoryview(data)[sizes.nbytes :], int(sizes.sum()))
     arrays = []
-    for dtype, (size, block_size) in zip(dtypes, lengths.tolist(), strict=True):
-        block = _CODEC.decompress(view[pos : pos + block_size], size)
-        columns = np.frombuffer(block, np.uint8).reshape(np.dtype(dtype).itemsize, -1)
+    for dtype, part in zip(
+        dtypes, np.split(np.frombuffer(block, np.uint8), np.cumsum(sizes)[:-1]), strict=True
+    ):
+        columns = part.reshape(np.dtype(dtype).itemsize, -1)
         rows: Array = np.array(columns.T, order="C").reshape(-1)
         arrays.append(rows.view(dtype))
-        pos += block_size
     return arrays

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdissect.arrays import Indices, Ints, Rows, joined, take
+from kdissect.arrays import Array, Indices, Ints, Rows, joined, stable_order
 from kdissect.packing import pack, unpack
 
 # A pair of endpoints, ordered as bytes: (ip_a, port_a) <= (ip_b, port_b). IPv4 is stored as
@@ -51,12 +51,11 @@ SEGMENT = np.dtype(
     ]
 )
 
-# Packed batches have some fields as they follow in the file, the others by sender, and those that
-# grow as differences: so most bytes are those of the row before.
-_IN_FILE = ["time_ns", "pos", "packet", "source", "endpoints", "side"]
-_BY_SENDER = [name for name in SEGMENT.names or () if name not in _IN_FILE]
-_KINDS = [np.dtype([(name, SEGMENT[name]) for name in names]) for names in (_IN_FILE, _BY_SENDER)]
-_GROWING = ("time_ns", "pos", "packet"), ("seq", "ack")
+# A packed batch has a column for each field: some as they follow in the file, the others by sender,
+# and of those that grow the differences. So most bytes are those of the row before.
+_IN_FILE = ("time_ns", "pos", "packet", "source", "endpoints", "side")
+_COLUMNS = (*_IN_FILE, *(name for name in SEGMENT.names or () if name not in _IN_FILE))
+_GROWING = ("time_ns", "pos", "packet", "seq", "ack")
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
@@ -84,25 +83,28 @@ class SegmentBatch:
 
     def to_bytes(self) -> bytes:
         """Pack the batch for a shuffle."""
-        in_file = self.segments[_IN_FILE].astype(_KINDS[0])
-        by_sender = self.segments[_BY_SENDER].astype(_KINDS[1])
-        parts = in_file, take(by_sender, _sender_order(in_file))
-        for part, names in zip(parts, _GROWING, strict=True):
-            for name in names:
-                part[name][1:] -= part[name][:-1].copy()
-        return pack([self.endpoints, *parts])
+        order = _sender_order(self.segments["endpoints"], self.segments["side"])
+        columns = []
+        for name in _COLUMNS:
+            column = self.segments[name]
+            if name not in _IN_FILE:
+                column = column[order]
+            if name in _GROWING:
+                column = np.diff(column, prepend=column.dtype.type(0))
+            columns.append(column)
+        return pack([self.endpoints, *columns])
 
     @staticmethod
     def from_bytes(data: bytes) -> SegmentBatch:
         """Unpack the batch that `to_bytes` packed."""
-        endpoints, *parts = unpack(data, (ENDPOINTS, *_KINDS))
-        for part, names in zip(parts, _GROWING, strict=True):
-            for name in names:
-                np.cumsum(part[name], out=part[name])
-        in_file, by_sender = parts
-        segments = np.empty(len(in_file), SEGMENT)
-        segments[_IN_FILE] = in_file
-        segments[_BY_SENDER][_sender_order(in_file)] = by_sender
+        kinds = [SEGMENT[name] for name in _COLUMNS]
+        endpoints, *arrays = unpack(data, (ENDPOINTS, *kinds))
+        columns = dict(zip(_COLUMNS, arrays, strict=True))
+        segments = np.empty(len(arrays[0]), SEGMENT)
+        order = _sender_order(columns["endpoints"], columns["side"])
+        for name, column in columns.items():
+            values = np.cumsum(column, dtype=column.dtype) if name in _GROWING else column
+            segments[name][slice(None) if name in _IN_FILE else order] = values
         return SegmentBatch(endpoints, segments)
 
     @staticmethod
@@ -135,7 +137,6 @@ class SegmentBatch:
         return SegmentBatch(endpoints[first], segments)
 
 
-def _sender_order(segments: Rows) -> Indices:
+def _sender_order(endpoints: Ints, side: Array) -> Indices:
     """int64[n]: the segments by endpoints and side, those of one sender in file order."""
-    sender = 2 * segments["endpoints"].astype(np.int64) + segments["side"]
-    return np.argsort(sender, kind="stable")
+    return stable_order(2 * endpoints.astype(np.int64) + side)

@@ -5,6 +5,7 @@ Rows pass from step to step in memory. `spark` runs the same four functions as s
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +17,7 @@ from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import saved_events
-from kdissect.pipeline.scan import scan, scan_unit
+from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import RUN, RowKind, Sink, StepRow
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.step_log import logged_step
@@ -76,8 +77,7 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
     """Yield (segments, assembly, sources) of each bucket, without decoding messages."""
     sources = plan.sources()
     parts = _KeyedRows(RunSummary())
-    for number, split in enumerate(plan.splits):
-        scanned = scan_unit(plan, sources, number, split)
-        parts.add(row for row in scanned if row.kind == RowKind.SEGMENTS)
+    units = StepRow(0, RowKind.UNITS, 0, pickle.dumps([*enumerate(plan.splits)]))
+    parts.add(row for row in scan(plan, sources, [units]) if row.kind == RowKind.SEGMENTS)
     for rows in parts.drain():
         yield assembled(plan, sources, [row.data for row in rows])

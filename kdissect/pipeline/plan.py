@@ -45,10 +45,11 @@ from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
 SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 256 * MB
-BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
+SPLITS_PER_TASK = 4  # tasks have equal bytes to within a split
+BUCKET_BYTES_MAX = 32 * MB  # average bytes of captures per bucket
 SLOT_BYTES_MAX = 64 * MB
 EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events
-TASK_BYTES = 32 * MB
+TASK_BYTES = 64 * MB
 WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less time than a job takes
 FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
 HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a byte takes
@@ -70,15 +71,16 @@ class Runner(Protocol):
 def task_count(byte_count: int, split_bytes: int | None = None) -> int:
     """Number of tasks of each step for `byte_count` bytes of captures.
 
-    Below 64 MB there is one, because a second one costs more time than it saves. Then there are two
-    for each 64 MB. A shuffle has a block for each pair of tasks: from 2 GB on, the number of tasks
-    grows with the square root of the bytes, so that the blocks stay in proportion to the bytes.
-    split_bytes: bytes per task, in place of these.
+    Below TASK_BYTES there is one, because a second one costs more time than it saves. Then there
+    are two for each two TASK_BYTES or a part of them. A shuffle has a block for each pair of tasks:
+    from 8 GB on, the number of tasks grows with the square root of the bytes, so that the blocks
+    stay in proportion to the bytes. split_bytes: bytes per task, in place of these.
     """
     if split_bytes is not None:
         return max(1, -(-byte_count // split_bytes))
-    count = min(2 * (byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
-    return max(1, count)
+    if byte_count < TASK_BYTES:
+        return 1
+    return min(2 * -(-byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +179,16 @@ class RunPlan:
         return max(1, -(-self.byte_count // self.slot_count))
 
     def scan_rows(self) -> list[StepRow]:
-        """A row for each scan task, with consecutive units of about equal bytes: splits, then
-        numbers of inputs to hash, then files of saved connections."""
+        """A row for each scan task, with consecutive units of about equal bytes: numbers of inputs
+        to hash, then splits, then files of saved connections.
+
+        A file is hashed as a whole, so that a large one takes longest, and has to begin first.
+        """
         saved_files = self.before.open_files if self.before else ()
         numbers = range(self.earlier_count, len(self.files))
-        units: list[tuple[int, ScanUnit]] = list(enumerate([*self.splits, *numbers, *saved_files]))
+        units: list[tuple[int, ScanUnit]] = list(enumerate([*numbers, *self.splits, *saved_files]))
         hashed = (file.size // HASHED_PER_SCANNED for file in self.files[self.earlier_count :])
-        ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
+        ends = np.cumsum([0, *hashed, *(split.end - split.pos for split in self.splits)])
         bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
         count = len(ends) - 1
         saved = range(count, len(units))  # a task for each file
@@ -279,7 +284,7 @@ def make_plan(
     listed = sum(item.size for item in captures)
     split_bytes = options.split_bytes
     if split_bytes is None:
-        split_bytes = -(-listed // task_count(listed))
+        split_bytes = -(-listed // (task_count(listed) * SPLITS_PER_TASK))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
     fragment_max = options.limits.fragments
     walk_all = partial(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from kdissect.arrays import Ints, renumbered, take
+from kdissect.arrays import Ints, renumbered, stable_order, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.scan import scan as scan_packets
@@ -19,7 +19,8 @@ from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.capture.splits import Split
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
-from kdissect.pipeline.plan import RunPlan, ScanUnit, hashed_input
+from kdissect.pipeline.options import MB
+from kdissect.pipeline.plan import RunPlan, hashed_input
 from kdissect.pipeline.run_tables import RunSummary
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.step_rows import ROW_BYTES_MAX, STATE_OPEN, RowKind, StepRow, sliced
@@ -27,50 +28,43 @@ from kdissect.resume.open_connection import endpoints_of
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
 from kdissect.tables.arrow_arrays import packed
 
+SEGMENT_BYTES = 16 * MB  # splits with fewer bytes of segments share rows
+
 
 def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[StepRow]:
     """Yield the rows of all units in rows of `RunPlan.scan_rows`.
 
-    Small splits of a task share a row of segments for each bucket.
+    Small splits share their rows of segments, so that these are few and large.
     """
-    waiting: defaultdict[int, list[StepRow]] = defaultdict(list)
-    size = 0
+    began = time.perf_counter()
+    byte_count = number = 0
+    waiting: list[SegmentBatch] = []
     for units in rows:
         for number, unit in pickle.loads(units.data):
-            for row in scan_unit(plan, sources, number, unit):
-                if row.kind != RowKind.SEGMENTS:
-                    yield row
-                    continue
-                if size + row.data.segments.nbytes > ROW_BYTES_MAX:
-                    yield from map(_joined, waiting.values())
-                    waiting.clear()
-                    size = 0
-                waiting[row.key].append(row)
-                size += row.data.segments.nbytes
-    yield from map(_joined, waiting.values())
+            if isinstance(unit, str):
+                yield from _saved_connections(plan, number, unit)
+            elif isinstance(unit, int):
+                yield from _hash(plan, number, unit)
+            else:
+                waiting.append((yield from _split_rows(plan, sources, number, unit)))
+                byte_count += unit.end - unit.pos
+                if sum(batch.segments.nbytes for batch in waiting) >= SEGMENT_BYTES:
+                    yield from _bucket_rows(waiting, plan.bucket_count, number)
+    yield from _bucket_rows(waiting, plan.bucket_count, number)
+    timings = {"scan_s": time.perf_counter() - began, "scan_bytes": byte_count}
+    yield RunSummary(timings=timings).row()
 
 
-def _joined(rows: list[StepRow]) -> StepRow:
-    """One row with the segments of all."""
-    if len(rows) == 1:
-        return rows[0]
-    return rows[0]._replace(data=SegmentBatch.concat([row.data for row in rows]))
+def _hash(plan: RunPlan, number: int, file: int) -> Iterator[StepRow]:
+    digest = hashed_input(plan.files[file], plan.folder)
+    if digest is not None:
+        yield RunSummary(hashes={file: digest}).row(number)
 
 
-def scan_unit(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[StepRow]:
-    """Yield the rows of a unit. number: of the unit in the run."""
-    if isinstance(unit, Split):
-        yield from _split_rows(plan, sources, number, unit)
-    elif isinstance(unit, str):
-        yield from _saved_connections(plan, number, unit)
-    else:
-        digest = hashed_input(plan.files[unit], plan.folder)
-        if digest is not None:
-            yield RunSummary(hashes={unit: digest}).row(number)
-
-
-def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[StepRow]:
-    began = time.perf_counter()
+def _split_rows(
+    plan: RunPlan, sources: Sources, number: int, split: Split
+) -> Generator[StepRow, None, SegmentBatch]:
+    """Yield the anomalies and counts of a split; returns its segments."""
     result = scan_packets(split, sources)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
     source = split.source
@@ -79,14 +73,13 @@ def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> I
         Counter({source: result.tcp_packet_count}),
         ignored=defaultdict(Counter, {source: Counter(result.ignored_reasons)}),
     )
+    yield summary.row(number)
     ignored_count = split.fragments.ignored_count if split.fragments else 0
     bucket = number % plan.bucket_count
     for table in _scan_anomalies(plan, result, ignored_count):
         for part in sliced(table):
             yield StepRow(bucket, RowKind.TABLE, number, packed("anomalies", part))
-    yield from _bucket_rows(result.batch, plan.bucket_count, number)
-    summary.timings |= {"scan_s": time.perf_counter() - began, "scan_bytes": split.end - split.pos}
-    yield summary.row(number)
+    return result.batch
 
 
 def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[StepRow]:
@@ -151,13 +144,15 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
         )
 
 
-def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[StepRow]:
-    """Yield segments by bucket."""
+def _bucket_rows(batches: list[SegmentBatch], bucket_count: int, number: int) -> Iterator[StepRow]:
+    """Yield the segments of the batches by bucket, and empty the list."""
+    batch = batches[0] if len(batches) == 1 else SegmentBatch.concat(batches)
+    batches.clear()
     if not len(batch.segments):
         return
     bucket = bucket_of(batch, bucket_count)
     of_segment = bucket[batch.segments["endpoints"]]
-    order = np.argsort(of_segment, kind="stable")
+    order = stable_order(of_segment)
     bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
     row_max = ROW_BYTES_MAX // batch.segments.itemsize
     for rows in np.split(order, bounds):

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Codes, Indices, Ints, Rows, by_value, joined
+from kdissect.arrays import Bools, Bytes, Codes, Indices, Ints, Rows, by_value, joined, stable_order
 from kdissect.codec.column_kernel import MARK
 from kdissect.codec.record_batches import first_batch
 from kdissect.protocol.api_keys import ApiKey
@@ -49,7 +49,7 @@ class ChunkMarks:
         all_marks = joined([np.zeros(0, MARK), *(marks for _, _, marks in parts)])
         messages = [rows[marks["row"]] * 2 + side for rows, side, marks in parts]
         message = np.concatenate([_NONE, *messages])
-        order = np.argsort(message, kind="stable")
+        order = stable_order(message)
         self._message = message[order]
         self._value, self._length = all_marks["value"][order], all_marks["length"][order]
         self._places_of = by_value(all_marks["role"][order])
