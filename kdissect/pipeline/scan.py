@@ -37,7 +37,7 @@ def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[S
     Small splits share their rows of segments, so that these are few and large.
     """
     began = time.perf_counter()
-    byte_count = number = 0
+    byte_count = size = number = 0
     waiting: list[SegmentBatch] = []
     for units in rows:
         for number, unit in pickle.loads(units.data):
@@ -48,8 +48,10 @@ def scan(plan: RunPlan, sources: Sources, rows: Iterable[StepRow]) -> Iterator[S
             else:
                 waiting.append((yield from _split_rows(plan, sources, number, unit)))
                 byte_count += unit.end - unit.pos
-                if sum(batch.segments.nbytes for batch in waiting) >= SEGMENT_BYTES:
+                size += waiting[-1].segments.nbytes
+                if size >= SEGMENT_BYTES:
                     yield from _bucket_rows(waiting, plan.bucket_count, number)
+                    size = 0
     yield from _bucket_rows(waiting, plan.bucket_count, number)
     timings = {"scan_s": time.perf_counter() - began, "scan_bytes": byte_count}
     yield RunSummary(timings=timings).row()
