@@ -30,10 +30,9 @@ def unpack(data: bytes, dtypes: Sequence[npt.DTypeLike]) -> list[Array]:
     """Return the arrays given to `pack`, as new arrays."""
     sizes = np.frombuffer(data, "<i8", len(dtypes))
     block = _CODEC.decompress(memoryview(data)[sizes.nbytes :], int(sizes.sum()))
+    parts = np.split(np.frombuffer(block, np.uint8), np.cumsum(sizes)[:-1])
     arrays = []
-    for dtype, part in zip(
-        dtypes, np.split(np.frombuffer(block, np.uint8), np.cumsum(sizes)[:-1]), strict=True
-    ):
+    for dtype, part in zip(dtypes, parts, strict=True):
         columns = part.reshape(np.dtype(dtype).itemsize, -1)
         rows: Array = np.array(columns.T, order="C").reshape(-1)
         arrays.append(rows.view(dtype))

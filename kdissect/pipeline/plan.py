@@ -71,8 +71,8 @@ class Runner(Protocol):
 def task_count(byte_count: int, split_bytes: int | None = None) -> int:
     """Number of tasks of each step for `byte_count` bytes of captures.
 
-    Below TASK_BYTES there is one, because a second one costs more time than it saves. Then there
-    are two for each two TASK_BYTES or a part of them. A shuffle has a block for each pair of tasks:
+    Below 64 MB there is one, because a second one costs more time than it saves. Then there are two
+    for each 128 MB, and two for the rest. A shuffle has a block for each pair of tasks:
     from 8 GB on, the number of tasks grows with the square root of the bytes, so that the blocks
     stay in proportion to the bytes. split_bytes: bytes per task, in place of these.
     """
